@@ -1,0 +1,1 @@
+"""Speculative methods, one file each; installed as `specbench.methods`."""

@@ -1,0 +1,47 @@
+"""Assisted decoding (a draft model) by transformers' own `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from specbench.decoding.method import Clock, Request, Round
+from specbench.decoding.reference import Reference
+from specbench.models.drafts import open_draft_model
+from specbench.models.target import Target
+
+
+class HFAssisted(Reference):
+    """transformers' `generate(assistant_model=draft)`; a reference for draft-model.
+
+    Options (transformers' own defaults):
+        draft: the draft model, any REF a target may be.
+        k: tokens proposed a round.
+        schedule: constant or heuristic.
+        threshold: stop drafting after a token the draft gave less than this; 0 is off.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        draft: str | Target | None = None,
+        k: int = 20,
+        schedule: Literal["constant", "heuristic"] = "constant",
+        threshold: float = 0.4,
+    ) -> None:
+        super().__init__(target)
+        self.draft = open_draft_model(draft, target, "hf-assisted", share=False)
+        config = self.draft.model.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, schedule
+        config.assistant_confidence_threshold = threshold
+
+    def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
+        with self.draft.stock_attention():
+            yield from super().generate(request, clock)
+
+    def extras(self) -> dict[str, Any]:
+        return {"assistant_model": self.draft.model}
+
+    def weights_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.draft.model.parameters())

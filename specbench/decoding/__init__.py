@@ -1,0 +1,1 @@
+"""The draft-verify loop, acceptance rules, token trees and sampling transforms. Torch only, no I/O."""

@@ -1,0 +1,88 @@
+"""The outer contract: what the runner knows of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from specbench.decoding.sampling import Sampling
+
+
+class Clock(Protocol):
+    """Where a method marks its time (`specbench.measure.clock`): spans prefill, draft, verify, accept."""
+
+    def span(self, name: str, /) -> "AbstractSpan": ...
+    def end_prefill(self) -> None: ...
+    def end_round(self) -> None: ...
+
+
+class AbstractSpan(Protocol):
+    def __enter__(self) -> object: ...
+    def __exit__(self, *exc: object) -> object: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One batch to generate: everything a method may depend on.
+
+    prompts: ids of each row, none empty.
+    max_new_tokens: exact for every method.
+    stop: ids that end a row (counted once, as its last token); empty with `--ignore-eos`.
+    generators: one a row, on the target's device; None when greedy.
+    """
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    stop: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    generators: Sequence[torch.Generator] | None = None
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens a row will hold."""
+        return max(map(len, self.prompts)) + self.max_new_tokens
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft-verify cycle of a batch, or its prefill: what each row drafted, had accepted and emitted.
+
+    A row that had finished before takes no part: None in `drafted`, no tokens. The prefill emits a row's first
+    token (a reference that verifies a draft in its prefill: its first tokens).
+    """
+
+    tokens: list[list[int]]
+    drafted: list[int | None] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    prefill: bool = False
+
+
+class Method:
+    """A named way to generate, wrapped so that the runner can treat native loops, references and engines alike."""
+
+    lossless: bool = True
+    warm: bool = False
+    wants_answer: bool = False
+    batches: bool = True  # False: one row at a time
+
+    def prepare(self, request: Request) -> None:
+        """Untimed, before the clock starts: reserve memory. Never computes anything about the answer."""
+
+    def set_answer(self, answer: list[list[int]]) -> None:
+        """The target's own answer, for methods with `wants_answer`."""
+
+    def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
+        """The prefill (its first token), then rounds until every row has stopped."""
+        raise NotImplementedError
+
+    def weights_bytes(self) -> int:
+        """Bytes of weights beyond the target's."""
+        return 0
+
+    def kv_bytes(self) -> int | None:
+        """Bytes of key-value cache held, the target's included; None if unknown."""
+        return None

@@ -1,0 +1,1 @@
+"""What is measured besides tokens: clocks, memory, NVML, the machine."""

@@ -1,0 +1,1 @@
+"""Targets and drafters: the slot cache, loading, identity, the alias registry."""

@@ -1,0 +1,54 @@
+"""Scaled dot-product attention that never copies keys and values for grouped-query heads.
+
+transformers repeats K and V for every query head when a mask is given and more than one token is asked. A verify
+pass is exactly that case. Here the query heads of a group become further queries of their one key head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "specbench_sdpa"
+# Above this many queries the mask copied for each group costs more than K and V would.
+_MOST_QUERIES = 128
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of query `[B, H, T, D]` over key and value `[B, H_kv, L, D]`: output `[B, T, H, D]`.
+
+    Without a mask, and for whatever this does not know, transformers' own sdpa does the work.
+    """
+    batch, heads, length, width = query.shape
+    groups = heads // key.shape[1]
+    plain = not any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux"))
+    if attention_mask is None or not plain or length * groups > _MOST_QUERIES or dropout:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if groups > 1:
+        query = query.reshape(batch, key.shape[1], groups * length, width)
+        if length > 1:
+            attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make `NAME` known to transformers."""
+    AttentionInterface.register(NAME, grouped_sdpa)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

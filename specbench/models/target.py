@@ -1,0 +1,210 @@
+"""The target: a transformers causal language model behind a slot cache, with taps.
+
+Everything that decodes (vanilla, the verify pass, a draft model's steps) goes through `Target.prefill` and
+`Target.forward`, so that all of them cost the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specbench.errors import SpecbenchError
+from specbench.models import attention
+from specbench.models.cache import SlotCache
+
+ATTENTION_KINDS = ("full_attention", "sliding_attention")
+# Attention reads the slots in use, rounded up to this many.
+BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward: logits `[B, T, V]`, and the hidden states asked for, `[B, T, H]` each."""
+
+    logits: torch.Tensor
+    taps: dict[str, torch.Tensor]
+
+
+class Target:
+    """A decoder-only model made ready for draft-verify decoding. Also what a draft model is wrapped in.
+
+    Args:
+        model: a transformers causal language model, in eval mode.
+        tokenizer: its tokenizer, or None (prompts are ids).
+        identity: who the model is (`specbench.models.load.Identity`), or None.
+        stop: ids that end a generation.
+
+    Raises:
+        SpecbenchError: for an architecture whose layers cannot be verified from a slot cache.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        identity: Any = None,
+        stop: frozenset[int] = frozenset(),
+    ) -> None:
+        self.model, self.tokenizer, self.identity, self.stop = model, tokenizer, identity, stop
+        self.config = model.config.get_text_config(decoder=True)
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self.vocab_size = _logits_width(model, self.config)
+        self.context: int = getattr(self.config, "max_position_embeddings", None) or 2**31
+        self.kinds = _layer_kinds(self.config, type(model).__name__)
+        self.window: int | None = getattr(self.config, "sliding_window", None)
+        self.cache = SlotCache(self.config.num_hidden_layers)
+        self._cache_argument = _cache_argument(model)
+        self._tapped: dict[str, torch.Tensor] = {}
+        # A model may be wrapped twice, as target and as its own draft: each wrapper has its own cache.
+        ours = self.config._attn_implementation
+        self._stock_attention = "sdpa" if ours == attention.NAME else ours
+        if self._stock_attention == "sdpa":
+            attention.register()
+            self._set_attention(attention.NAME)
+
+    @property
+    def embeddings(self) -> torch.nn.Module:
+        """Input embeddings: ids to `[…, H]`."""
+        return self.model.get_input_embeddings()
+
+    @property
+    def lm_head(self) -> torch.nn.Module:
+        """Hidden states `[…, H]` (after the final norm) to logits `[…, V]`."""
+        return self.model.get_output_embeddings()
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Room for `rows` sequences of up to `tokens` tokens, drafts included (and the scratch slot)."""
+        self.cache.reserve(rows, round_up(tokens + 1))
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Pass:
+        """Process prompts into slots 1..len of their rows. Logits `[B, 1, V]` at each row's last token.
+
+        Ragged rows are padded on the right: under a causal mask no real token sees the padding, and what it leaves
+        in the cache lies beyond the row's length, where every later mask hides it until it is overwritten.
+        """
+        longest = max(map(len, prompts))
+        tokens = torch.tensor([list(p) + [p[-1]] * (longest - len(p)) for p in prompts], device=self.device)
+        positions = torch.arange(longest, device=self.device)[None].expand(len(prompts), -1)
+        self.cache.start_prefill()
+        ends = sorted({len(p) - 1 for p in prompts})
+        keep = torch.tensor(ends, device=self.device)
+        out = self._call(tokens, positions, None, logits_to_keep=keep)
+        if len(ends) > 1:
+            last = torch.tensor([ends.index(len(p) - 1) for p in prompts], device=self.device)
+            out = out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))
+        return Pass(out, self._take_taps())
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        masks: dict[str, torch.Tensor],
+    ) -> Pass:
+        """A pass over tokens, positions and slots, int64 `[B, T]` each.
+
+        Args:
+            masks: additive float `[B, 1, T, L]` by layer type (`self.kinds`), L the slots attention reads.
+        """
+        self.cache.start(slots, next(iter(masks.values())).shape[-1])
+        mask = masks if len(self.kinds) > 1 else masks[self.kinds[0]]
+        return Pass(self._call(tokens, positions, mask), self._take_taps())
+
+    @contextlib.contextmanager
+    def tapping(self, names: Sequence[str]) -> Iterator[None]:
+        """While open, every pass returns the hidden states `names`: "embed", "layer:i", "final".
+
+        Raises:
+            SpecbenchError: for a name this model has no module for.
+        """
+        handles = [self._tap_module(name).register_forward_hook(self._tap_hook(name)) for name in names]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._tapped.clear()
+
+    @contextlib.contextmanager
+    def stock_attention(self) -> Iterator[None]:
+        """While open, the model attends as transformers would have it (for the references through `generate`)."""
+        ours = self.config._attn_implementation
+        self._set_attention(self._stock_attention)
+        try:
+            yield
+        finally:
+            self._set_attention(ours)
+
+    def _set_attention(self, name: str) -> None:
+        # The private field and not `set_attn_implementation`: it is read at every forward, and switching must be
+        # cheap and must not touch a vision or audio tower.
+        self.config._attn_implementation = name
+
+    def _call(self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs[self._cache_argument] = self.cache
+        return self.model(
+            input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=True, **kwargs
+        ).logits
+
+    def _tap_module(self, name: str) -> torch.nn.Module:
+        base = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
+        try:
+            if name == "embed":
+                return self.embeddings
+            if name == "final":
+                return base.norm
+            return base.layers[int(name.removeprefix("layer:"))]
+        except (AttributeError, ValueError, IndexError) as error:
+            raise SpecbenchError(
+                f"hidden state {name!r} does not exist in {type(self.model).__name__}",
+                "ask for embed, final or layer:i with i below the number of layers",
+            ) from error
+
+    def _tap_hook(self, name: str) -> Any:
+        def hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+            self._tapped[name] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    def _take_taps(self) -> dict[str, torch.Tensor]:
+        taken, self._tapped = self._tapped, {}
+        return taken
+
+
+def round_up(slots: int) -> int:
+    """`slots` rounded up to a whole bucket."""
+    return -(-slots // BUCKET) * BUCKET
+
+
+def _logits_width(model: Any, config: Any) -> int:
+    head = model.get_output_embeddings()
+    return head.weight.shape[0] if head is not None and hasattr(head, "weight") else config.vocab_size
+
+
+def _cache_argument(model: Any) -> str:
+    """`cache` from transformers 5.24 on, `past_key_values` before."""
+    forward = inspect.signature(inspect.unwrap(type(model).forward))
+    return "cache" if "cache" in forward.parameters else "past_key_values"
+
+
+def _layer_kinds(config: Any, name: str) -> tuple[str, ...]:
+    types = getattr(config, "layer_types", None)
+    if not types:
+        types = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+    kinds = tuple(dict.fromkeys(types))
+    strange = [kind for kind in kinds if kind not in ATTENTION_KINDS]
+    if strange:
+        raise SpecbenchError(
+            f"{name} has layers of type {', '.join(strange)}, whose state a rejected draft cannot be taken out of",
+            "use a target whose layers are all full or sliding attention",
+        )
+    return kinds

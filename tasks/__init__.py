@@ -1,0 +1,1 @@
+"""Bundled tasks, one JSONL and one TOML each; installed as `specbench.tasks`."""
