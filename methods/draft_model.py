@@ -8,7 +8,7 @@ transformers' assisted generation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -50,10 +50,14 @@ class DraftModel(Drafter):
         self.k, self.schedule, self.threshold = k, schedule, threshold
         self.max_nodes = k if schedule != "heuristic" else max(k, _LONGEST)
 
+    def release(self) -> None:
+        self.draft.cache.release()
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return None if self.draft.identity is None else self.draft.identity.to_json()
+
     def weights_bytes(self) -> int:
-        if self.draft.model is self.target.model:
-            return 0
-        return sum(parameter.nbytes for parameter in self.draft.model.parameters())
+        return 0 if self.draft.model is self.target.model else self.draft.weights_bytes()
 
     def kv_bytes(self) -> int:
         return self.draft.cache.nbytes()

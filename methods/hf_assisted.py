@@ -44,4 +44,7 @@ class HFAssisted(Reference):
         return {"assistant_model": self.draft.model}
 
     def weights_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.draft.model.parameters())
+        return self.draft.weights_bytes()
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return None if self.draft.identity is None else self.draft.identity.to_json()

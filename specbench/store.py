@@ -6,10 +6,19 @@ Readers accept every older schema version and drop a half-written last block wit
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from specbench.errors import SpecbenchError
+
 SCHEMA = 1
+MANIFEST, TRIALS = "manifest.json", "trials.jsonl"
 
 
 @dataclass
@@ -31,7 +40,8 @@ class Trial:
 
     `batch_s` is the whole batch's seconds, end to end, and repeats on each row of the batch. `spans` are the
     batch's too. A failed trial has `error` set, `finish` "error", and takes its block out of its method's
-    estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled").
+    estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled");
+    `contended` says that a trial, counted or not, got clearly less than its share of the machine.
     """
 
     task: str
@@ -64,6 +74,7 @@ class Trial:
     nvml: dict[str, Any] | None = None
     agreement: dict[str, Any] | None = None
     lossless: bool | None = None
+    contended: bool | None = None
     excluded: str | None = None
     error: str | None = None
     schema: int = SCHEMA
@@ -84,3 +95,178 @@ class Trial:
         columns = {f.name for f in fields(Rounds)}
         values["rounds"] = Rounds(**{k: v for k, v in (row.get("rounds") or {}).items() if k in columns})
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run read back: its folder, manifest, trials, and what was wrong with the files."""
+
+    path: Path
+    manifest: dict[str, Any]
+    trials: list[Trial]
+    warnings: list[str]
+
+
+class RunStore:
+    """The folder of a run that is being measured."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / MANIFEST).is_file()
+
+    def move_aside(self) -> Path | None:
+        """Make room for a fresh run of the same name; returns where the old folder went."""
+        if not self.path.exists():
+            return None
+        for number in range(1, 10_000):
+            aside = self.path.with_name(f"{self.path.name}.old{number}")
+            if not aside.exists():
+                with _writing(self.path):
+                    self.path.rename(aside)
+                return aside
+        raise SpecbenchError(f"{self.path} was moved aside too often", "delete old runs or choose another --name")
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest as a whole: a reader sees the old one or the new one."""
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            draft = self.path / f".{MANIFEST}.new"
+            with draft.open("w", encoding="utf-8") as file:
+                json.dump({"schema": SCHEMA, **manifest}, file, indent=2, ensure_ascii=False)
+                file.write("\n")
+                _sync(file)
+            draft.replace(self.path / MANIFEST)
+
+    def append(self, rows: Sequence[Trial]) -> None:
+        """Write the rows of one block and wait until they are on disk."""
+        text = "".join(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+        with _writing(self.path), (self.path / TRIALS).open("a", encoding="utf-8") as file:
+            file.write(text)
+            _sync(file)
+
+    def resume(self) -> Run:
+        """Read the run back and cut a half-written last block off the file, so that appending goes on after it."""
+        run = read_run(self.path)
+        if run.warnings:
+            with _writing(self.path):
+                draft = self.path / f".{TRIALS}.new"
+                with draft.open("w", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in run.trials)
+                    _sync(file)
+                draft.replace(self.path / TRIALS)
+        return run
+
+
+def drop_incomplete(trials: Sequence[Trial], methods: Sequence[dict[str, Any]]) -> list[Trial]:
+    """`trials` without the rows of a last block that lacks the row of one of the manifest's `methods`."""
+    if not trials:
+        return []
+    last = max(trial.block for trial in trials)
+    rows = [trial for trial in trials if trial.block == last]
+    attempts = {row.question: max(r.attempt for r in rows if r.question == row.question) for row in rows}
+    seen = {(row.question, row.method) for row in rows if row.attempt == attempts[row.question]}
+    wanted = [m["label"] for m in methods if rows[0].batch_size == 1 or m.get("batches", True)]
+    if all((question, method) in seen for question in attempts for method in wanted):
+        return list(trials)
+    return [trial for trial in trials if trial.block != last]
+
+
+def read_run(path: Path) -> Run:
+    """A run from its folder. A broken last line (a run that was killed) is dropped with a warning.
+
+    Raises:
+        SpecbenchError: no run there, a newer schema, or a broken line that is not the last one.
+    """
+    manifest = _read_manifest(path)
+    trials: list[Trial] = []
+    warnings: list[str] = []
+    file = path / TRIALS
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else [""]
+    whole, rest = lines[:-1], lines[-1]
+    for number, line in enumerate(whole, start=1):
+        try:
+            trials.append(Trial.from_json(json.loads(line)))
+        except (ValueError, TypeError, AttributeError) as error:
+            if number == len(whole) and not rest:
+                rest = line
+                break
+            raise SpecbenchError(
+                f"{file} line {number} is not a trial: {error}", "restore the file, or remove that line"
+            ) from error
+    if rest:
+        warnings.append(f"{file.name}: the last line was cut short and is left out")
+    whole_blocks = drop_incomplete(trials, manifest.get("methods", []))
+    if len(whole_blocks) < len(trials):
+        warnings.append(f"{file.name}: the last block was not finished and is left out")
+    return Run(path, manifest, whole_blocks, warnings)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecbenchError(f"{path} is not a run: it has no {MANIFEST}", "see `specbench ls runs`") from error
+    except ValueError as error:
+        raise SpecbenchError(f"{path / MANIFEST} is not JSON: {error}", "restore it, or run again") from error
+    if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA:
+        raise SpecbenchError(f"{path} was written by a newer specbench", "upgrade specbench")
+    return manifest
+
+
+def find_runs(results: Path, names: Sequence[str] = ()) -> list[Path]:
+    """The folders of the runs `names` (a name under `results`, or a path); without names the newest one.
+
+    Raises:
+        SpecbenchError: no such run, or no run at all.
+    """
+    if not names:
+        runs = list_runs(results)
+        if not runs:
+            raise SpecbenchError(f"there is no run in {results}", "measure one first: specbench run")
+        return runs[-1:]
+    found = []
+    for name in names:
+        candidates = [results / name, Path(name)]
+        path = next((c for c in candidates if (c / MANIFEST).is_file()), None)
+        if path is None:
+            raise SpecbenchError(f"there is no run {name!r} in {results}", "see `specbench ls runs`")
+        found.append(path)
+    return found
+
+
+def list_runs(results: Path) -> list[Path]:
+    """All run folders under `results`, oldest first."""
+    if not results.is_dir():
+        return []
+    folders = [path for path in results.iterdir() if (path / MANIFEST).is_file()]
+    return sorted(folders, key=lambda path: ((path / MANIFEST).stat().st_mtime, path.name))
+
+
+def default_name(target: str) -> str:
+    """Date, time and target: the name of a run that was given none."""
+    safe = "".join(c if c.isalnum() or c in "-_.@" else "-" for c in target.rsplit("/", 1)[-1])
+    return time.strftime("%Y%m%d-%H%M%S-") + safe
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpecbenchError(
+            f"cannot write to {path}: {error.strerror or error}",
+            "free space or choose another --output; the same command then goes on where it stopped",
+        ) from error
+
+
+def by_key(trials: Iterable[Trial]) -> dict[tuple[str, str, int, str, int, int], Trial]:
+    """The trial that counts for each key: the last one that is not excluded."""
+    return {trial.key: trial for trial in trials if trial.excluded is None}

@@ -114,6 +114,13 @@ class Drafter:
         """One draft a row, at most `budgets[row]` deep (0: nothing). `generators` is None when decoding greedily."""
         return [Draft()] * len(budgets)
 
+    def release(self) -> None:
+        """Give back the memory of the last batch (caches), keep the weights."""
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        """Who the drafter's weights are, for the manifest; None if it has none."""
+        return None
+
     def weights_bytes(self) -> int:
         """Bytes of weights the drafter holds beyond the target's."""
         return 0

@@ -6,6 +6,7 @@ The device is read once a round, for what was accepted and which token came afte
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -30,6 +31,13 @@ class DraftVerify(Method):
 
     def set_answer(self, answer: list[list[int]]) -> None:
         self.drafter.answer = answer
+
+    def release(self) -> None:
+        self.target.cache.release()
+        self.drafter.release()
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return self.drafter.draft_identity()
 
     def weights_bytes(self) -> int:
         return self.drafter.weights_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -78,6 +78,13 @@ class Method:
     def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
         """The prefill (its first token), then rounds until every row has stopped."""
         raise NotImplementedError
+
+    def release(self) -> None:
+        """Untimed: give back the memory of the last request (caches), keep the weights."""
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        """Who the drafter is, for the manifest; None if it has no weights."""
+        return None
 
     def weights_bytes(self) -> int:
         """Bytes of weights beyond the target's."""

@@ -44,6 +44,11 @@ class SlotCache(Cache):
                 self._values[layer] = _buffer(v_spec, rows, slots)
         self._rows, self._slots = rows, slots
 
+    def release(self) -> None:
+        """Give all buffers back."""
+        self._keys, self._values = [None] * len(self), [None] * len(self)
+        self._rows = self._slots = 0
+
     def start_prefill(self) -> None:
         """The next forward writes its T tokens to slots 1..T and attends to them alone."""
         self._index, self._read = None, 0

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specbench.errors import SpecbenchError
+from specbench.measure.memory import module_bytes
 from specbench.models import attention
 from specbench.models.cache import SlotCache
 
@@ -78,6 +79,10 @@ class Target:
     def lm_head(self) -> torch.nn.Module:
         """Hidden states `[…, H]` (after the final norm) to logits `[…, V]`."""
         return self.model.get_output_embeddings()
+
+    def weights_bytes(self) -> int:
+        """Bytes of parameters and buffers, as stored."""
+        return module_bytes(self.model)
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Room for `rows` sequences of up to `tokens` tokens, drafts included (and the scratch slot)."""

@@ -1,0 +1,192 @@
+"""Warnings as data: what makes a summary's numbers mean less than they seem, each with its cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from specbench.analysis.extract import is_random, temperature
+from specbench.analysis.intervals import MIN_CLUSTERS, clusters_needed, half_width
+
+Caution = dict[str, Any]
+
+WIDE, WANTED = 0.10, 0.05  # half widths: what is called wide, what to narrow it to
+SAME_LOW, SAME_HIGH = 0.97, 1.03  # vanilla against itself
+ABOVE = 1.03  # tolerance of a speedup above tau that has no interval
+SHOWN = 5  # names listed before "and N more"
+
+
+@dataclass(frozen=True)
+class Overall:
+    """One method's overall row, with what its warnings need beside it."""
+
+    row: dict[str, Any]
+    parts: list[dict[str, Any]]  # its task rows
+    clusters: int  # questions its interval rests on
+    vanilla_tokens: int  # of the batches both measured
+    method_tokens: int
+
+
+def warning(code: str, message: str, cure: str, run: str, method: str | None = None) -> Caution:
+    return {"code": code, "message": message, "cure": cure, "run": run, "method": method}
+
+
+def run_warnings(
+    manifest: dict[str, Any], run: str, rows: pd.DataFrame, told: Sequence[str]
+) -> list[Caution]:
+    """Warnings of the whole run: what the reader of the files said, random weights, busy machines."""
+    found = [
+        warning("store", text, "the rest of the run was read; run it again to resume", run) for text in told
+    ]
+    if is_random(manifest):
+        message = (
+            "the target's weights are random: times are real, text and acceptance mean nothing (timing only)"
+        )
+        cure = "use oracle:rate=R to set the acceptance, or a target with trained weights"
+        found.append(warning("random-weights", message, cure, run))
+    return [*found, *_excluded(rows, run), *_contended(rows, run)]
+
+
+def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]:
+    """Warnings of one method at one batch size and concurrency."""
+    row = overall.row
+    checks = (_failed, _above_tau, _wide, _vanilla_again, _differs)
+    found = [w for check in checks for w in check(overall)]
+    if temperature(manifest) == 0:
+        found += _token_totals(overall)
+    suffix = setting(row)
+    return [w | {"message": f"{w['message']}{suffix}"} for w in found] if suffix else found
+
+
+def few_prompts(rows: Sequence[dict[str, Any]], run: str) -> list[Caution]:
+    """One warning for all of the run's rows that have a speedup but too few questions for its interval."""
+    few = [r for r in rows if r["speedup"]["point"] is not None and r["speedup"]["low"] is None]
+    tasks = list(dict.fromkeys(r["task"] for r in few if r["category"] is None))
+    if not tasks:
+        return []
+    message = f"fewer than {MIN_CLUSTERS} questions, so no interval: {_listed(tasks)}"
+    cure = f"--limit {MIN_CLUSTERS} or more (20 give a useful interval)"
+    batched = any((r["batch_size"] or 1) > 1 for r in few)
+    if batched:
+        cure += "; at batch size N a batch counts as one question"
+    return [warning("few-prompts", message, cure, run)]
+
+
+def setting(row: dict[str, Any]) -> str:
+    """` (batch 4, concurrency 8)`, empty at batch 1."""
+    parts = []
+    if (row["batch_size"] or 1) > 1:
+        parts.append(f"batch {row['batch_size']}")
+    if (row["concurrency"] or 1) > 1:
+        parts.append(f"concurrency {row['concurrency']}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _excluded(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
+    marked = rows[rows["excluded"].notna()]
+    for reason, group in marked.groupby("excluded", sort=True, observed=True):
+        message = f"{len(group)} trials are marked {reason} and not counted (blocks are repeated once, whole)"
+        lost = group[~group["answered"]]
+        if len(lost):
+            message += f"; {len(lost)} of them have no good second attempt"
+        cure = {
+            "contended": "something else used the processor: close it, or give fewer --threads",
+            "throttled": "the clock was lowered: let it cool, or lock the clocks (see `specbench doctor`)",
+        }.get(str(reason), "see `specbench doctor`")
+        yield warning("excluded", message, cure, run)
+
+
+def _contended(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
+    counted = rows[rows["used"]]
+    if counted["contended"].any():
+        message = f"{int(counted['contended'].sum())} of the {len(counted)} trials that count were contended"
+        cure = "something else used the processor the second time too: close it and run again with --fresh"
+        yield warning("contended", message, cure, run)
+
+
+def _failed(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    if row["failed"]:
+        message = (
+            f"{row['method']}: {row['failed']} of {row['trials']} trials failed; their blocks are not counted"
+        )
+        cure = "see `error` in trials.jsonl; out of memory: a smaller --batch-size or --max-new-tokens"
+        yield warning("failed", message, cure, row["run"], row["method"])
+
+
+def _above_tau(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    if row["method"] in ("vanilla", "vanilla-again"):
+        return
+    where = [part["task"] for part in [*overall.parts, row] if _is_above_tau(part)]
+    if where:
+        message = (
+            f"{row['method']}: decode speedup above tokens per round, beyond any drafter: {_listed(where)}"
+        )
+        cure = "vanilla was slowed (contention, another code path): measure vanilla-again beside it"
+        yield warning("speedup-above-tau", message, cure, row["run"], row["method"])
+
+
+def _is_above_tau(row: dict[str, Any]) -> bool:
+    speedup, tau = row["decode_speedup"], row["tau"]["point"]
+    if speedup["point"] is None or tau is None:
+        return False
+    if speedup["low"] is not None:
+        return bool(speedup["low"] > tau * (1 + 1e-9))
+    return bool(speedup["point"] > tau * ABOVE)
+
+
+def _wide(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    width = half_width(row["speedup"])
+    if width is not None and width > WIDE:
+        needed = clusters_needed(overall.clusters, width, WANTED)
+        unit = "questions" if (row["batch_size"] or 1) == 1 else "batches"
+        message = (
+            f"{row['method']}: the speedup is known to ±{width:.0%} only, from {overall.clusters} {unit}"
+        )
+        cure = f"about {needed} {unit} in all narrow it to ±{WANTED:.0%} (raise --limit)"
+        yield warning("wide-interval", message, cure, row["run"], row["method"])
+
+
+def _vanilla_again(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    point = row["speedup"]["point"]
+    if row["method"] == "vanilla-again" and point is not None and not SAME_LOW <= point <= SAME_HIGH:
+        message = (
+            f"vanilla against itself reads {point:.2f}x, not 1.00x: no ratio of this run is better than that"
+        )
+        cure = "the machine was not quiet: stop other work and run again, with more prompts"
+        yield warning("vanilla-again", message, cure, row["run"], row["method"])
+
+
+def _differs(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    differ = (row["compared"] or 0) - (row["identical"] or 0)
+    if not row["lossless"] or not differ:
+        return
+    ties = row["near_ties"] or 0
+    message = f"{row['method']} is lossless but {differ} of {row['compared']} outputs differ from vanilla's"
+    if ties == differ:
+        message += ": all at near-ties of the target's top two logits, decided by rounding"
+        cure = "--dtype float32 makes near-ties rare"
+    else:
+        message += f"; {differ - ties} of them not at a known near-tie: a bug in the method or a coarse dtype"
+        cure = "run with --dtype float32: what still differs there is a bug"
+    yield warning("output-differs", message, cure, row["run"], row["method"])
+
+
+def _token_totals(overall: Overall) -> Iterable[Caution]:
+    row, mine, base = overall.row, overall.method_tokens, overall.vanilla_tokens
+    if mine != base:
+        message = f"{row['method']}: {mine:,} output tokens, vanilla {base:,}; times are compared per token"
+        cure = "outputs differ: --dtype float32 for equal ones, or --ignore-eos for equal lengths"
+        yield warning("token-totals", message, cure, row["run"], row["method"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,169 @@
+"""The fields of one summary row, from one method's trials and vanilla's of the same batches (design §6, §7).
+
+`pairs` below is a table with one line a batch that both methods measured: the method's columns under their
+own names, vanilla's with `_v` behind. Each batch's seconds stand there once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specbench.analysis.frame import MEMORY, NEAR_TIE, SPANS
+from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, ratio_of_sums, sums_by
+
+Fields = dict[str, Any]
+
+
+def join(units: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
+    """The batches that both measured: `units` of a method beside `baseline`'s (columns named `…_v`)."""
+    timed = ["batch_s", "decode_s", "tokens", "decode_tokens", "passes", "verify"]
+    return units.merge(baseline[["pair", *timed]], on="pair", suffixes=("", "_v"))
+
+
+def speed(pairs: pd.DataFrame) -> Fields:
+    """Speedups of the method over vanilla, from the batches both measured.
+
+    `speedup` is end to end (batch seconds and output tokens), `decode_speedup` leaves out the prefill and the
+    first token. `geomean_speedup` is the geometric mean of the questions' own ratios; `spec_bench_speedup` is
+    Spec-Bench's formula, mean over questions of tokens/s divided by vanilla's mean, biased upwards.
+    """
+    whole = _clusters(pairs, "batch_s", "tokens")
+    decode = _clusters(pairs, "decode_s", "decode_tokens")
+    fields: Fields = {
+        "speedup": ratio_of_sums(whole, SPEEDUP),
+        "decode_speedup": ratio_of_sums(decode, SPEEDUP),
+        "geomean_speedup": None,
+        "spec_bench_speedup": None,
+    }
+    known = whole[np.all(whole > 0, axis=1)]
+    if len(known):
+        known = known[np.lexsort(known.T)]
+        rate_v, rate = known[:, 1] / known[:, 0], known[:, 3] / known[:, 2]
+        fields["geomean_speedup"] = float(np.exp(np.mean(np.log(rate / rate_v))))
+        fields["spec_bench_speedup"] = float(rate.mean() / rate_v.mean())
+    return fields
+
+
+def clusters(pairs: pd.DataFrame) -> int:
+    """How many questions (or batches of questions) the interval of the speedup rests on."""
+    return len(_clusters(pairs, "batch_s", "tokens"))
+
+
+def _clusters(pairs: pd.DataFrame, seconds: str, tokens: str) -> Floats:
+    """[clusters, 4]: vanilla's seconds and tokens, the method's seconds and tokens."""
+    known = _known(pairs, "cluster", f"{seconds}_v", f"{tokens}_v", seconds, tokens)
+    return sums_by(known[:, 0], known[:, 1:])
+
+
+def cost(rows: pd.DataFrame, units: pd.DataFrame) -> Fields:
+    """Rates and where decode time goes.
+
+    `tokens_per_s` is end to end, each batch's seconds once; `ttft_s` the mean prefill of a request; `tpot_s`
+    the seconds of decode per decoded token of a request (a batch's rows each wait its whole round). Shares
+    are of the batches' decode seconds. `joules_per_token` is over the batches whose energy is known.
+    """
+    prefill = _known(rows, "prefill_s")
+    shares = _known(units, "decode_s", *SPANS).sum(axis=0)
+    return {
+        "tokens_per_s": _per(units, "tokens", "batch_s"),
+        "ttft_s": float(prefill.mean()) if len(prefill) else None,
+        "tpot_s": _per(rows, "decode_s", "decode_tokens"),
+        "joules_per_token": _per(units, "joules", "tokens"),
+        **{f"{name}_share": _ratio(shares[i + 1], shares[0]) for i, name in enumerate(SPANS)},
+    }
+
+
+def physics(pairs: pd.DataFrame, tau: Estimate) -> Fields:
+    """What the parts of a round say the decode speedup should be.
+
+    `verify_inflation` is the mean seconds of a verify pass over vanilla's. `predicted_speedup` =
+    τ / (draft seconds a round / t₁ + verify inflation), t₁ = vanilla's seconds a round; `free_draft_limit` =
+    τ / verify inflation, what a drafter that costs nothing would reach. The roofline is not known here.
+    """
+    fields: Fields = dict.fromkeys(
+        ("verify_inflation", "predicted_speedup", "free_draft_limit", "roofline_limit", "roofline_share")
+    )
+    columns = ("verify", "passes", "verify_v", "passes_v")
+    verify, passes, verify_v, passes_v = _known(pairs, *columns).sum(axis=0)
+    inflation = _ratio(_ratio(verify, passes), _ratio(verify_v, passes_v))
+    if not inflation or tau["point"] is None:
+        return fields
+    fields |= {"verify_inflation": inflation, "free_draft_limit": tau["point"] / inflation}
+    columns = ("draft", "passes", "decode_s_v", "passes_v")
+    draft, passes, decode_v, passes_v = _known(pairs, *columns).sum(axis=0)
+    overhead = _ratio(_ratio(draft, passes), _ratio(decode_v, passes_v))
+    if overhead is not None:
+        fields["predicted_speedup"] = tau["point"] / (overhead + inflation)
+    return fields
+
+
+def memory(rows: pd.DataFrame, baseline: pd.DataFrame) -> Fields:
+    """Bytes, from the method's own memory pass: one value a method, the same in all of its rows.
+
+    `memory_overhead_bytes` is the method's total above vanilla's, where the total is `peak_bytes`: all
+    that was held at the worst moment, weights and KV included. None where either is unknown.
+    """
+    fields: Fields = {name: _whole(rows[name].max()) for name in MEMORY}
+    peak, base = fields["peak_bytes"], _whole(baseline["peak_bytes"].max())
+    fields["memory_overhead_bytes"] = None if peak is None or base is None else peak - base
+    return fields
+
+
+def agreement(rows: pd.DataFrame) -> Fields:
+    """How many outputs were compared with vanilla's, how many are identical, and how the others differ.
+
+    `near_ties` are differences where the target's top two logits are within NEAR_TIE of each other;
+    `first_difference_median` is a token index, over the outputs that differ.
+    """
+    compared = rows[rows["same"].notna()]
+    differ = compared[compared["same"] == 0]
+    known = set(rows["lossless"].dropna().map(bool))
+    return {
+        "lossless": None if not known else known == {True},
+        "identical": len(compared) - len(differ) if len(compared) else None,
+        "compared": len(compared),
+        "near_ties": int((differ["logit_gap"] <= NEAR_TIE).sum()) if len(compared) else None,
+        "first_difference_median": _number(differ["first_difference"].median()),
+    }
+
+
+def counts(rows: pd.DataFrame) -> Fields:
+    """`prompts`: distinct questions that count; `trials`: all rows, `failed` and `excluded` ones included;
+    `tokens`: output tokens of the rows that count."""
+    used = rows[rows["used"]]
+    states = sorted(set(rows["state"].dropna()))
+    return {
+        "state": states[0] if len(states) == 1 else "mixed" if states else None,
+        "prompts": int(used["asked"].nunique()),
+        "trials": len(rows),
+        "failed": int((rows["failed"] & rows["excluded"].isna()).sum()),
+        "excluded": int(rows["excluded"].notna().sum()),
+        "tokens": int(used["output_tokens"].sum()),
+    }
+
+
+def _known(table: pd.DataFrame, *columns: str) -> Floats:
+    """[lines, columns]: the lines in which none of these is unknown."""
+    values = table[list(columns)].to_numpy(dtype=np.float64)
+    return values[np.isfinite(values).all(axis=1)]
+
+
+def _per(table: pd.DataFrame, top: str, bottom: str) -> float | None:
+    """Σ top / Σ bottom over the lines that know both."""
+    known = _known(table, top, bottom)
+    return _ratio(known[:, 0].sum(), known[:, 1].sum()) if len(known) else None
+
+
+def _ratio(top: float | None, bottom: float | None) -> float | None:
+    return float(top / bottom) if top is not None and bottom else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if np.isfinite(value) else None

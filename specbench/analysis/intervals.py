@@ -1,0 +1,128 @@
+"""Points and 95% intervals of ratios of sums, by a paired bootstrap over questions (design §6).
+
+Every ratio here is exp(Σ signs·log(sums)): a speedup is (seconds₀ / tokens₀) / (seconds₁ / tokens₁), tokens
+per round is emitted / rounds. What is resampled is a cluster: a question with its turns and repeats, or, for
+batches, the batch of questions. All columns of a cluster move together, which makes the comparison paired.
+
+The interval is the bootstrap-t on the log ratio: each resample is studentised by its own delta-method
+standard error, so that skewed costs (a few questions that accept nearly everything) move the interval to
+where the truth is. At 20 questions percentile and BCa cover 89-90%, this 92-94% (tests/test_intervals.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+Estimate = dict[str, float | None]
+
+MIN_CLUSTERS = 5  # fewer questions say nothing about other questions: no interval
+RESAMPLES = 2000
+MAX_CLUSTERS = 1000  # more are pooled into this many random groups: as good, and bounded in time
+SLICE = 5  # resamples multiplied at once: so few that BLAS starts no threads, which fight over a busy machine
+LEVEL = 0.95
+CAP = 2.0  # a resample without the one unusual question has nearly no spread of its own; its t is held to
+# CAP times Student's quantile. Costs no coverage and keeps 5-13 questions from giving [0.9, 30]
+
+SPEEDUP = (1.0, -1.0, -1.0, 1.0)  # vanilla seconds, vanilla tokens, method seconds, method tokens
+RATIO = (1.0, -1.0)  # numerator, denominator
+
+UNKNOWN: Estimate = {"low": None, "point": None, "high": None}
+
+
+def ratio_of_sums(clusters: Floats, signs: tuple[float, ...]) -> Estimate:
+    """{low, point, high} of the product of column sums to the power of their signs.
+
+    Args:
+        clusters: [questions, columns], non-negative sums over each question.
+        signs: +1 for a column above the line, -1 for one below.
+
+    Unknown (all None) where a column sums to nothing; low and high are None under MIN_CLUSTERS questions.
+    """
+    clusters = clusters[np.lexsort(clusters.T)]  # whatever the questions are called
+    totals = clusters.sum(axis=0)
+    if len(clusters) == 0 or not np.all(totals > 0):
+        return dict(UNKNOWN)
+    weights = np.asarray(signs)
+    log_point = float(np.log(totals) @ weights)
+    low, high = _bootstrap_t(clusters, weights)
+    return {
+        "low": None if low is None else float(np.exp(log_point + low)),
+        "point": float(np.exp(log_point)),
+        "high": None if high is None else float(np.exp(log_point + high)),
+    }
+
+
+def sums_by(cluster: NDArray[Any], columns: Floats) -> Floats:
+    """[clusters, columns]: each column summed over the lines of each cluster."""
+    _, place = np.unique(cluster, return_inverse=True)
+    totals = [np.bincount(place, weights=column) for column in columns.T]
+    return np.stack(totals, axis=1) if len(cluster) else np.zeros((0, columns.shape[1]))
+
+
+def half_width(estimate: Estimate) -> float | None:
+    """Half the interval's width as a share of the point (0.1 = ±10%)."""
+    low, point, high = estimate["low"], estimate["point"], estimate["high"]
+    if low is None or high is None or not point:
+        return None
+    return (high - low) / 2 / point
+
+
+def clusters_needed(clusters: int, width: float, wanted: float) -> int:
+    """About how many questions give a half width of `wanted`: it shrinks with the root of their number."""
+    return int(np.ceil(clusters * (width / wanted) ** 2))
+
+
+def _bootstrap_t(clusters: Floats, signs: Floats) -> tuple[float | None, float | None]:
+    """Offsets (low, high) from the log of the point."""
+    if len(clusters) < MIN_CLUSTERS:
+        return None, None
+    shares = _pooled(clusters)
+    shares = shares / shares.sum(axis=0)
+    spread = float(np.sqrt(np.sum((shares @ signs) ** 2)))
+    if spread < 1e-12:  # every question agrees exactly: vanilla against itself
+        return 0.0, 0.0
+    resampled, variances = _resample(shares, signs)
+    usable = variances > 1e-12 * spread**2
+    if usable.sum() < RESAMPLES // 20:
+        return None, None
+    t = resampled[usable] / np.sqrt(variances[usable])
+    bottom, top = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    limit = CAP * float(stats.t.ppf((1 + LEVEL) / 2, len(shares) - 1))
+    low = -min(max(float(top), 0.0), limit) * spread
+    high = -max(min(float(bottom), 0.0), -limit) * spread
+    return low, high
+
+
+def _resample(shares: Floats, signs: Floats) -> tuple[Floats, Floats]:
+    """Of each resample: its log ratio relative to the point's, and that ratio's own delta-method variance."""
+    count, columns = shares.shape
+    products = (shares[:, :, None] * shares[:, None, :]).reshape(count, columns * columns)
+    drawn = _counts(count).reshape(-1, SLICE, count)
+    moments = (drawn @ np.concatenate([shares, products], axis=1)).reshape(RESAMPLES, -1)
+    sums = np.maximum(moments[:, :columns], 1e-300)
+    second = moments[:, columns:].reshape(-1, columns, columns)
+    slopes = signs / sums
+    return np.log(sums) @ signs, np.einsum("bi,bij,bj->b", slopes, second, slopes)
+
+
+@lru_cache(maxsize=64)
+def _counts(count: int) -> Floats:
+    """[RESAMPLES, count]: how often each question is drawn; the same for all estimates of that many."""
+    generator = np.random.default_rng(20_240 + count)
+    return generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(np.float64)
+
+
+def _pooled(clusters: Floats) -> Floats:
+    if len(clusters) <= MAX_CLUSTERS:
+        return clusters
+    groups = np.arange(len(clusters)) % MAX_CLUSTERS
+    shuffled = np.random.default_rng(len(clusters)).permutation(len(clusters))
+    pooled = np.zeros((MAX_CLUSTERS, clusters.shape[1]))
+    np.add.at(pooled, groups, clusters[shuffled])
+    return pooled

@@ -1,0 +1,220 @@
+"""`summarise`: the one summary object of runs (design §7), from which every table and report is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from specbench.analysis import caution, estimates
+from specbench.analysis.extract import run_extract
+from specbench.analysis.frame import Frame, RoundColumns, build
+from specbench.analysis.rounds import acceptance, round_percentiles
+
+if TYPE_CHECKING:
+    from specbench.store import Trial
+
+SCHEMA = 1
+BASELINE = "vanilla"
+OVERALL = "overall"
+
+
+class RunData(Protocol):
+    """What is summarised. `specbench.store.Run` is one; its `warnings`, where it has any, are passed on."""
+
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+
+    @property
+    def trials(self) -> Sequence[Trial]: ...
+
+
+def summarise(runs: Sequence[RunData]) -> dict[str, Any]:
+    """The summary object: `schema`, `runs`, `warnings` and `rows`, of plain JSON values; unknown is None.
+
+    Times are seconds, memory bytes, shares and rates fractions of 1. Intervals are 95%. The same trials give
+    the same summary whatever their order.
+    """
+    summary: dict[str, Any] = {"schema": SCHEMA, "runs": [], "warnings": [], "rows": []}
+    for index, run in enumerate(runs):
+        name = _name(run, index)
+        summary["runs"].append(run_extract(run.manifest, name))
+        if run.trials:
+            rows, warnings = _summarise_run(run, name)
+            summary["rows"] += rows
+            summary["warnings"] += warnings
+    return summary
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One method at one batch size and concurrency: its trials, batches, pairs with vanilla, and rounds."""
+
+    method: str
+    batch_size: int
+    concurrency: int
+    rows: pd.DataFrame
+    units: pd.DataFrame  # batches that count
+    pairs: pd.DataFrame
+    rounds: RoundColumns  # of rows that count
+    cluster_of_row: np.ndarray
+    fixed: dict[str, Any]  # fields that are the method's, not the task's: memory
+
+
+def _summarise_run(run: RunData, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    frame = build(run.trials)
+    told = getattr(run, "warnings", ())
+    warnings = caution.run_warnings(run.manifest, name, _answered(frame), told)
+    rows: list[dict[str, Any]] = []
+    tasks = _in_order(frame.rows, "task")
+    for group in _groups(frame):
+        overall = _row(group, name, OVERALL, None)
+        parts = [row for task in tasks for row in _task_rows(group, name, task)]
+        rows += [*parts, overall]
+        beside = caution.Overall(
+            overall,
+            [part for part in parts if part["category"] is None],
+            estimates.clusters(group.pairs),
+            int(group.pairs["tokens_v"].sum()),
+            int(group.pairs["tokens"].sum()),
+        )
+        warnings += caution.method_warnings(beside, run.manifest)
+    return rows, warnings + caution.few_prompts(rows, name)
+
+
+def _groups(frame: Frame) -> Iterator[_Group]:
+    rows, batches = frame.rows, frame.batches
+    cluster_of_row = batches["cluster"].to_numpy()[rows["unit"].to_numpy()]
+    settings = sorted(set(zip(rows["batch_size"], rows["concurrency"], strict=True)))
+    methods = sorted(_in_order(rows, "method", "order"), key=lambda method: method != BASELINE)
+    for batch_size, concurrency in settings:
+        at_setting = (rows["batch_size"] == batch_size) & (rows["concurrency"] == concurrency)
+        used = batches[batches["used"]]
+        used = used[(used["batch_size"] == batch_size) & (used["concurrency"] == concurrency)]
+        baseline = rows[at_setting & (rows["method"] == BASELINE)]
+        for method in methods:
+            mine = at_setting & (rows["method"] == method)
+            if not mine.any():
+                continue
+            units = used[used["method"] == method]
+            counted = (mine & rows["used"]).to_numpy(dtype=bool)
+            yield _Group(
+                method,
+                int(batch_size),
+                int(concurrency),
+                rows[mine],
+                units,
+                estimates.join(units, used[used["method"] == BASELINE]),
+                frame.rounds.of(counted),
+                cluster_of_row,
+                estimates.memory(rows[mine], baseline),
+            )
+
+
+def _task_rows(group: _Group, run: str, task: str) -> Iterator[dict[str, Any]]:
+    """The task's row, then one a category where it has several; nothing where the method has no trials."""
+    rows = group.rows[group.rows["task"] == task]
+    if rows.empty:
+        return
+    yield _row(group, run, task, None)
+    categories = sorted(set(rows["category"].dropna()))
+    if len(categories) > 1:
+        yield from (_row(group, run, task, category) for category in categories)
+
+
+def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, Any]:
+    rows, units, pairs = (_select(t, task, category) for t in (group.rows, group.units, group.pairs))
+    rounds = _rounds_of(group.rounds, rows)
+    used = rows[rows["used"]]
+    fields = acceptance(rounds, group.cluster_of_row)
+    fields |= estimates.counts(rows) | estimates.speed(pairs) | estimates.cost(used, units)
+    fields |= estimates.physics(pairs, fields["tau"]) | estimates.agreement(used) | group.fixed
+    once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
+    fields["round_s"] = round_percentiles(rounds.round_s[once])
+    head = {
+        "run": run,
+        "method": group.method,
+        "task": task,
+        "category": category,
+        "batch_size": group.batch_size,
+        "concurrency": group.concurrency or None,
+    }
+    return {name: (head | fields)[name] for name in FIELDS}
+
+
+def _select(table: pd.DataFrame, task: str, category: str | None) -> pd.DataFrame:
+    if task == OVERALL:
+        return table
+    mask = table["task"] == task
+    return table[mask] if category is None else table[mask & (table["category"] == category)]
+
+
+def _rounds_of(rounds: RoundColumns, rows: pd.DataFrame) -> RoundColumns:
+    if len(rounds.row) == 0:
+        return rounds
+    marks = np.zeros(int(rounds.row.max()) + 1, dtype=bool)
+    index = rows.index.to_numpy()
+    marks[index[index < len(marks)]] = True
+    return rounds.of(marks)
+
+
+def _answered(frame: Frame) -> pd.DataFrame:
+    """The rows, each marked whether its batch, or another attempt at it, counts."""
+    batches = frame.batches
+    used = batches.loc[batches["used"], ["method", "pair"]].drop_duplicates()
+    known = set(zip(used["method"], used["pair"], strict=True))
+    answered = np.array(
+        [key in known for key in zip(batches["method"], batches["pair"], strict=True)], dtype=bool
+    )
+    return frame.rows.assign(answered=answered[frame.rows["unit"].to_numpy()])
+
+
+def _in_order(rows: pd.DataFrame, column: str, tie: str = "block") -> list[str]:
+    """The column's values in the order in which the run first met them: by block, then `tie`, then name."""
+    first = rows[[column, "block", tie]] if tie != "block" else rows[[column, "block"]]
+    ordered = first.sort_values(list(dict.fromkeys(["block", tie, column])), kind="stable")
+    return list(dict.fromkeys(ordered[column]))
+
+
+def _name(run: RunData, index: int) -> str:
+    path = getattr(run, "path", None)
+    return str(run.manifest.get("name") or getattr(path, "name", None) or f"run-{index + 1}")
+
+
+FIELDS = (
+    *(
+        "run",
+        "method",
+        "state",
+        "task",
+        "category",
+        "batch_size",
+        "concurrency",
+        "prompts",
+        "trials",
+        "failed",
+    ),
+    *("excluded", "tokens", "tau", "tau_drafted", "alpha", "acceptance_rate", "acceptance_by_position"),
+    *("conditional_by_position", "accepted_histogram", "speedup", "decode_speedup", "geomean_speedup"),
+    *(
+        "spec_bench_speedup",
+        "predicted_speedup",
+        "free_draft_limit",
+        "roofline_limit",
+        "tokens_per_s",
+        "ttft_s",
+    ),
+    *("tpot_s", "round_s", "draft_share", "verify_share", "accept_share", "other_share", "verify_inflation"),
+    *(
+        "weights_bytes",
+        "kv_bytes",
+        "peak_bytes",
+        "memory_overhead_bytes",
+        "joules_per_token",
+        "roofline_share",
+    ),
+    *("lossless", "identical", "compared", "near_ties", "first_difference_median"),
+)

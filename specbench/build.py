@@ -1,0 +1,105 @@
+"""From a config to what is measured: the target, and the methods by label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specbench.config import RunConfig
+from specbench.conversation import stop_ids
+from specbench.decoding.method import Method
+from specbench.errors import SpecbenchError
+from specbench.spec import Spec, convert_options, find_method, options_of, parse_spec
+
+if TYPE_CHECKING:
+    from specbench.models.target import Target
+
+VANILLA, AGAIN = "vanilla", "vanilla-again"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A method under its label, the normalised SPEC."""
+
+    label: str
+    spec: Spec
+    method: Method
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest keeps."""
+        return {
+            "label": self.label,
+            "lossless": self.method.lossless,
+            "state": state(self.method),
+            "batches": self.method.batches,
+            "draft": self.method.draft_identity(),
+        }
+
+
+def state(method: Method) -> str:
+    """`warm` if the method keeps what earlier prompts taught it, else `cold`."""
+    return "warm" if method.warm else "cold"
+
+
+def labels(methods: Sequence[str]) -> list[tuple[str, Spec]]:
+    """Label and SPEC of each method, `vanilla` first; named on the command line it is `vanilla-again`.
+
+    Raises:
+        SpecbenchError: an unknown method or option, or one given twice. Nothing is loaded yet.
+    """
+    found = [(VANILLA, Spec(VANILLA))]
+    for text in methods:
+        spec = parse_spec(text)
+        convert_options(find_method(spec.name), spec)
+        label = AGAIN if spec.name == VANILLA else spec.label
+        if label in {known for known, _ in found}:
+            raise SpecbenchError(f"method {spec.label} is given twice", "give each method once")
+        found.append((label, spec))
+    return found
+
+
+def open_target(config: RunConfig, notify: Callable[[str], None]) -> Target:
+    """Load the target of a config."""
+    from specbench.models.load import load
+    from specbench.models.target import Target
+
+    loaded = load(
+        config.target,
+        dtype=config.dtype,
+        device=config.device,
+        device_map=config.device_map,
+        attn=config.attn,
+        quantize=config.quantize,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        notify=notify,
+    )
+    return Target(loaded.model, loaded.tokenizer, loaded.identity, stop_ids(loaded.model, loaded.tokenizer))
+
+
+def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
+    """A method ready to run.
+
+    Raises:
+        SpecbenchError: options it refuses, or a drafter that cannot be had.
+    """
+    from specbench.decoding.draft import Drafter
+    from specbench.decoding.loop import DraftVerify
+
+    cls = find_method(spec.name)
+    options = convert_options(cls, spec)
+    if "draft" in options_of(cls) and "draft" not in options:
+        options["draft"] = config.draft or _registered_draft(config.target, spec.name)
+    try:
+        made = cls(target, **options)
+    except (ValueError, TypeError) as error:
+        raise SpecbenchError(f"{spec.label}: {error}", "see `specbench ls methods` for its options") from error
+    return Named(label, spec, DraftVerify(target, made) if isinstance(made, Drafter) else made)
+
+
+def _registered_draft(target: str, method: str) -> str | None:
+    from specbench.models.registry import drafts_for
+
+    known = drafts_for(target, "draft-model" if method == "hf-assisted" else method)
+    return known[0].id if known else None

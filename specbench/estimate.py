@@ -1,0 +1,54 @@
+"""About how long a run will take, before anything is loaded: reading all weights once a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.config import RunConfig
+from specbench.models import registry
+
+if TYPE_CHECKING:
+    from specbench.plan import Block
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def estimate(config: RunConfig, blocks: Sequence[Block], methods: int) -> dict[str, Any]:
+    """`{seconds, bandwidth_gb_s, text}`; seconds is None where the target's size is not known without loading.
+
+    A floor for vanilla on every method: prefill and overhead add to it, speculation takes from it.
+    """
+    import torch
+
+    from specbench.measure.bandwidth import measure_bandwidth
+
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
+    size = _weight_bytes(config, on_gpu)
+    if size is None:
+        text = "unknown: the target's size is not known before it is loaded"
+        return {"seconds": None, "bandwidth_gb_s": None, "text": text}
+    speed = measure_bandwidth("cuda" if on_gpu else "cpu").read_gb_s
+    passes = sum(block.max_new_tokens for block in blocks)
+    seconds = passes * methods * size / (speed * 1e9)
+    text = f"about {_spoken(seconds)} (weights of {size / 1e9:.1f} GB read at {speed:.0f} GB/s once a token; a floor)"
+    return {"seconds": seconds, "bandwidth_gb_s": speed, "text": text}
+
+
+def _weight_bytes(config: RunConfig, on_gpu: bool) -> float | None:
+    entry = registry.entry_for(config.target)
+    dtype = config.dtype if config.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
+    if entry is not None:
+        return entry.parameters * BYTES.get(dtype, 4)
+    folder = Path(config.target)
+    if folder.is_dir():
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return float(stored) if stored else None
+    return None
+
+
+def _spoken(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,106 @@
+"""The memory bandwidth this device reaches: what the roofline divides by (design §6).
+
+Decimal gigabytes a second. Buffers are several times the caches, and the best of several passes counts: an
+interruption can only make a pass look slower than the memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from specbench.measure.clock import Stamps, stamps_for
+
+CPU_BYTES = 256 * 2**20
+GPU_BYTES = 2**30
+PASSES_AT_LEAST = 3
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """copy_gb_s counts bytes read and bytes written; read_gb_s is the best of the reductions tried."""
+
+    copy_gb_s: float
+    read_gb_s: float
+    buffer_bytes: int
+    threads: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_bandwidth(
+    device: Any = "cpu", seconds: float = 1.0, buffer_bytes: int | None = None, stamps: Stamps | None = None
+) -> Bandwidth:
+    """Measure copying and reading on a torch device, in about `seconds` and with two buffers.
+
+    Args:
+        device: where; a CPU is measured with torch's present number of threads.
+        seconds: time for all passes together; each kind gets at least three.
+        buffer_bytes: of one buffer; None chooses one clearly larger than the caches.
+        stamps: the source of time (tests).
+
+    Raises RuntimeError (torch's) if the buffers do not fit.
+    """
+    import torch
+
+    size = buffer_bytes or default_buffer_bytes(str(device))
+    source = torch.ones(size // 4, device=device)
+    target = torch.zeros_like(source)
+    kinds: list[Callable[[], Any]] = [
+        lambda: target.copy_(source),
+        source.sum,
+        lambda: torch.dot(source, source),
+    ]
+    stamps = stamps or stamps_for(str(device))
+    best = [_best_s(kind, stamps, seconds / len(kinds)) for kind in kinds]
+    moved = source.numel() * 4 / 1e9
+    threads = torch.get_num_threads() if source.device.type == "cpu" else None
+    return Bandwidth(2 * moved / best[0], moved / min(best[1:]), source.numel() * 4, threads)
+
+
+def default_buffer_bytes(device: str, sys_cpu: Path = Path("/sys/devices/system/cpu")) -> int:
+    """A buffer clearly larger than the caches, and at most an eighth of the free memory."""
+    if not device.startswith("cpu"):
+        import torch
+
+        free = torch.cuda.mem_get_info(device)[0] if device.startswith("cuda") else 8 * GPU_BYTES
+        return min(GPU_BYTES, free // 8)
+    import psutil
+
+    wanted = max(CPU_BYTES, 4 * last_level_cache_bytes(sys_cpu))
+    return min(wanted, psutil.virtual_memory().available // 8)
+
+
+def last_level_cache_bytes(sys_cpu: Path = Path("/sys/devices/system/cpu")) -> int:
+    """All level-3 caches together; 0 where the kernel does not say."""
+    caches: dict[str, int] = {}
+    for folder in sys_cpu.glob("cpu[0-9]*/cache/index3"):
+        try:
+            size = (folder / "size").read_text().strip()
+            shared_by = (folder / "shared_cpu_list").read_text().strip()
+        except OSError:
+            continue
+        if size.endswith("K") and size[:-1].isdigit():
+            caches[shared_by] = int(size[:-1]) * 1024
+    return sum(caches.values())
+
+
+def _best_s(work: Callable[[], Any], stamps: Stamps, seconds: float) -> float:
+    """Seconds of the fastest pass, after one that is not counted."""
+    work()
+    best = float("inf")
+    passes = 0
+    until = perf_counter() + seconds
+    while passes < PASSES_AT_LEAST or perf_counter() < until:
+        begin = stamps.now()
+        work()
+        end = stamps.now()
+        stamps.synchronize()
+        best = min(best, stamps.seconds(begin, end))
+        stamps.release()
+        passes += 1
+    return best

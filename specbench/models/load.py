@@ -1,0 +1,264 @@
+"""One way to load every target and draft model, with an identity and one clear line for each failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from specbench.errors import SpecbenchError
+from specbench.models import random_init, registry
+from specbench.models.identity import ModelIdentity
+from specbench.models.placement import check_options, pick_attention, pick_device, pick_dtype
+from specbench.models.source import Source, resolve
+
+Notify = Callable[[str], None]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+OTHER_TASKS = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "ForPreTraining", "EncoderModel")
+# Everything transformers, safetensors and torch raise for a checkpoint they cannot read.
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, EOFError,
+    SafetensorError, pickle.UnpicklingError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Args:
+        model: transformers' causal LM, in eval mode, gradients off.
+        tokenizer: None for random weights and for folders without one.
+        identity: what was loaded.
+    """
+
+    model: Any
+    tokenizer: Any | None
+    identity: ModelIdentity
+
+
+def load(
+    ref: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str = "none",
+    attn: str = "auto",
+    quantize: str = "none",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    notify: Notify = lambda line: None,
+) -> LoadedModel:
+    """Load a target or a draft model.
+
+    Args:
+        ref: alias of the registry, Hub id, folder, GGUF file, or `random:ALIAS`.
+        dtype: `auto` = float32 on a CPU, the checkpoint's own elsewhere; or float32, bfloat16, float16.
+        device: `auto` = cuda if there is one, else cpu; or cpu, cuda, cuda:N, mps.
+        device_map: `none`, or accelerate's (`auto`, `balanced`…) for a model over several devices.
+        attn: `auto` = sdpa, or eager where the architecture has only that; or sdpa, eager.
+        quantize: only `none` so far.
+        revision: branch, tag or commit on the Hub.
+        trust_remote_code: run Python code that the checkpoint brings.
+        notify: takes progress lines.
+
+    Raises:
+        SpecbenchError: whatever goes wrong, with what to do about it.
+    """
+    check_options(attn, quantize, device_map)
+    place = pick_device(device)
+    number = pick_dtype(dtype, place)
+    with _quiet(), _out_of_memory(ref, place):
+        if ref.startswith(registry.RANDOM_PREFIX):
+            return _random(ref, place, number, attn, notify)
+        source = resolve(ref, revision=revision, notify=notify)
+        config = _config(source, trust_remote_code)
+        model = _model(source, config, place, number, device_map, attn, trust_remote_code)
+        tokenizer = _tokenizer(source, trust_remote_code)
+    return LoadedModel(model, tokenizer, _identity(ref, source, model))
+
+
+def _random(
+    ref: str, device: torch.device, dtype: torch.dtype | None, attn: str, notify: Notify
+) -> LoadedModel:
+    entry = registry.find(ref.removeprefix(registry.RANDOM_PREFIX))
+    notify(f"building {ref} with random weights on {device}…")
+    model = random_init.build(entry, device=device, dtype=dtype, attn=attn)
+    notes = ["random weights, seed 0: only times mean anything, texts and acceptance do not"]
+    identity = ModelIdentity(
+        name=ref, ref=ref, source="random", hub_id=None, revision=None, dtype=_dtype_name(model),
+        quantization=None, parameters=_parameters(model), bytes=_bytes(model), notes=notes,
+    )  # fmt: skip
+    return LoadedModel(model, None, identity)
+
+
+def _config(source: Source, trust_remote_code: bool) -> Any:
+    """The checkpoint's config, if it is a decoder-only language model transformers can build."""
+    try:
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code)
+    except UNREADABLE as error:
+        raise _unreadable(source, error) from error
+    wanted = tuple(config.architectures or ())
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    remote = trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if config.is_encoder_decoder or any(task in name for name in wanted for task in OTHER_TASKS):
+        raise SpecbenchError(
+            f"{source.name} is not a decoder-only language model ({', '.join(wanted) or config.model_type})",
+            "specbench measures causal language models only",
+        )
+    if not (known or remote):
+        raise SpecbenchError(
+            f"transformers has no causal language model for {source.name} (model type {config.model_type!r})",
+            "if the checkpoint brings its own code and you trust it, add --trust-remote-code",
+        )
+    return config
+
+
+def _model(
+    source: Source, config: Any, device: torch.device, dtype: torch.dtype | None, device_map: str, attn: str,
+    trust_remote_code: bool,
+) -> Any:  # fmt: skip
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    model_class = AutoModelForCausalLM._model_mapping[type(config)] if known else None
+    spread = device_map != "none"
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            config=config,
+            dtype=dtype or "auto",
+            attn_implementation=pick_attention(attn, model_class),
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            weights_only=True,
+            **({"device_map": device_map} if spread else _straight_to(device)),
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except UNREADABLE as error:
+        if _is_out_of_memory(error):
+            raise
+        raise _unreadable(source, error) from error
+    if info["missing_keys"]:
+        raise SpecbenchError(
+            f"{source.name} lacks {len(info['missing_keys'])} weights of its architecture, the first "
+            f"{min(info['missing_keys'])}",
+            "a drafter (EAGLE, Medusa…) is no target and no draft model: name it as draft= of its method",
+        )
+    model = model if spread else model.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _straight_to(device: torch.device) -> dict[str, Any]:
+    """Load onto the device without a copy in host memory, which transformers does only with accelerate."""
+    if device.type == "cpu" or importlib.util.find_spec("accelerate") is None:
+        return {}
+    return {"device_map": {"": device}}
+
+
+def _tokenizer(source: Source, trust_remote_code: bool) -> Any | None:
+    """The folder's tokenizer, with the registry's chat template where the checkpoint has none."""
+    if not any((source.folder / name).is_file() for name in TOKENIZER_FILES):
+        source.notes.append("no tokenizer: prompts must be ids")
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=trust_remote_code)
+    except UNREADABLE as error:
+        raise _unreadable(source, error, "the tokenizer of ") from error
+    if tokenizer.chat_template is None and source.entry is not None and source.entry.chat_template:
+        tokenizer.chat_template = source.entry.chat_template
+        source.notes.append("chat template from the registry: the checkpoint has none")
+    return tokenizer
+
+
+def _identity(ref: str, source: Source, model: Any) -> ModelIdentity:
+    packed = getattr(model.config, "quantization_config", None)
+    if packed is not None:
+        packed = packed.get("quant_method") if isinstance(packed, dict) else packed.quant_method
+    return ModelIdentity(
+        name=source.name,
+        ref=ref,
+        source=source.kind,
+        hub_id=source.hub_id,
+        revision=source.revision,
+        dtype=_dtype_name(model),
+        quantization=source.quantization or (str(getattr(packed, "value", packed)) if packed else None),
+        parameters=_parameters(model),
+        bytes=_bytes(model),
+        files=source.files,
+        verified=source.verified,
+        notes=source.notes,
+    )
+
+
+def _dtype_name(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _parameters(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def _bytes(model: Any) -> int:
+    return sum(tensor.nbytes for group in (model.parameters(), model.buffers()) for tensor in group)
+
+
+def _unreadable(source: Source, error: BaseException, what: str = "") -> SpecbenchError:
+    """What transformers says about a checkpoint, as one line and what to do."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    where = f"{what}{source.name}"
+    if "trust_remote_code" in str(error) or "custom code" in str(error):
+        return SpecbenchError(
+            f"{where} brings its own Python code", "read it, and if you trust it add --trust-remote-code"
+        )
+    if "does not recognize this architecture" in str(error) or "Unrecognized model" in str(error):
+        return SpecbenchError(
+            f"transformers does not know the architecture of {where}",
+            "a newer transformers may; config.json must name a model_type",
+        )
+    if isinstance(error, ImportError):
+        return SpecbenchError(f"{where} needs a package that is not installed: {text}", "install it with pip")
+    return SpecbenchError(
+        f"{where} cannot be loaded: {text}", f"check {source.folder}; download or copy the model again"
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+@contextmanager
+def _out_of_memory(ref: str, device: torch.device) -> Any:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _is_out_of_memory(error):
+            raise
+        raise SpecbenchError(
+            f"not enough memory on {device} to load {ref}",
+            "use --dtype bfloat16, a smaller target, or --device-map auto over several devices",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Any:
+    """No progress bars and no warnings of transformers while loading: what matters is in identity.notes."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,119 @@
+"""The table at the end of `run`: each method overall, then the speedups by task, then what to be wary of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specbench.report import words
+from specbench.report.base import Row, Summary
+from specbench.report.columns import COLUMNS, Column
+from specbench.report.words import Section
+
+GAP = 2  # blanks between columns; one of them is the box's own divider
+NAME_WIDTH = 24  # of a name before it is folded; a quarter of a wide terminal
+FEW = "few-prompts"
+
+
+def render(summary: Summary, width: int = 100) -> RenderableType:
+    """What to print on a terminal of `width` columns; narrow ones lose the least important columns."""
+    return Group(*_parts(summary, width))
+
+
+def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
+    several = len(summary["runs"]) > 1
+    for section in words.sections(summary):
+        name = f"{section.run['name']}: " if several else ""
+        yield Text(f"{name}{section.title}", style="bold")
+        yield Text("")
+        yield _overall(section, width)
+        yield Text("")
+        if len(section.places) > 1:
+            yield from _by_task(section, width)
+    if not summary["rows"]:
+        yield Text("nothing was measured")
+    yield from _notes(summary)
+
+
+def _overall(section: Section, width: int) -> Table:
+    where = section.tasks[0] if len(section.tasks) == 1 else f"all {len(section.tasks)} tasks"
+    rows = section.overall
+    name_width = min(
+        max(NAME_WIDTH, width // 4), max([len(where), *(cell_len(row["method"]) for row in rows)])
+    )
+    shown = _fitting(rows, width - name_width)
+    table = _table()
+    table.add_column(Text(where), max_width=name_width, overflow="fold")
+    for column in shown:
+        table.add_column(Text(column.heading, justify="right"), justify="right", no_wrap=True)
+    for row in rows:
+        cells = (Text(column.cell(row), style=_colour(row) if column.keep == 9 else "") for column in shown)
+        table.add_row(Text(row["method"]), *cells)
+    return table
+
+
+def _fitting(rows: list[Row], width: int) -> list[Column]:
+    """The columns that fit, the least important dropped first; columns with nothing known are not shown."""
+    widths = {}
+    for column in COLUMNS:
+        cells = [column.cell(row) for row in rows]
+        if column.keep and (column.keep >= 6 or any(cell != words.NONE for cell in cells)):
+            widths[column] = GAP + max(cell_len(line) for line in [*column.heading.split("\n"), *cells])
+    while sum(widths.values()) > width and len(widths) > 1:
+        del widths[min(widths, key=lambda column: column.keep)]
+    return [column for column in COLUMNS if column in widths]
+
+
+def _by_task(section: Section, width: int) -> Iterator[RenderableType]:
+    """Speedups, a line a task (its categories indented below), a column a method; as many tables as fit."""
+    methods = [row["method"] for row in section.overall if row["method"] != words.BASELINE]
+    cells = {(row["task"], row["category"], row["method"]): row for row in section.parts}
+    places = section.places
+    labels = [task if category is None else f"  {category}" for task, category in places]
+    label_width = min(NAME_WIDTH, max([len("speedup by task"), *map(cell_len, labels)]))
+    cell_width = max([18, *(len(words.speedup(row)) for row in section.parts)])
+    per_table = max(1, (width - label_width) // (GAP + cell_width))
+    for start in range(0, len(methods), per_table):
+        table = _table()
+        table.add_column("speedup by task", max_width=label_width, overflow="fold")
+        for method in methods[start : start + per_table]:
+            table.add_column(Text(method, justify="right"), justify="right", overflow="fold")
+        for (task, category), label in zip(places, labels, strict=True):
+            rows = [cells.get((task, category, method)) for method in methods[start : start + per_table]]
+            table.add_row(Text(label), *(_speedup(row) for row in rows))
+        yield table
+        yield Text("")
+
+
+def _speedup(row: Row | None) -> Text:
+    return Text(words.NONE) if row is None else Text(words.speedup(row), style=_colour(row))
+
+
+def _colour(row: Row) -> str:
+    """Green where the interval is above 1, red where it is below."""
+    low, high = row["speedup"]["low"], row["speedup"]["high"]
+    if row["method"] in (words.BASELINE, words.AGAIN) or low is None or high is None:
+        return ""
+    return "green" if low > 1 else "red" if high < 1 else ""
+
+
+def _table() -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, GAP - 1, 0, 0), pad_edge=False, header_style=""
+    )
+
+
+def _notes(summary: Summary) -> Iterator[Text]:
+    several = len(summary["runs"]) > 1
+    for warning in summary["warnings"]:
+        few = warning["code"] == FEW
+        where = f"{warning['run']}: " if several else ""
+        text = Text("note: " if few else "warning: ", style="dim" if few else "yellow")
+        text.append(f"{where}{warning['message']}", style="dim" if few else "default")
+        text.append(f"\n  {warning['cure']}", style="dim")
+        yield text

@@ -1,0 +1,174 @@
+"""Numbers and sentences as every format prints them. Plain text: each format escapes for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.report.base import Row, Summary
+
+NONE = "–"
+BASELINE, AGAIN, OVERALL = "vanilla", "vanilla-again", "overall"
+TOO_FEW = 5  # questions an interval needs (analysis/intervals.py)
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows of one run at one batch size and concurrency."""
+
+    run: dict[str, Any]
+    batch_size: int
+    concurrency: int | None
+    rows: list[Row]
+
+    @property
+    def overall(self) -> list[Row]:
+        return [row for row in self.rows if row["task"] == OVERALL]
+
+    @property
+    def parts(self) -> list[Row]:
+        """Task rows and category rows."""
+        return [row for row in self.rows if row["task"] != OVERALL]
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(row["task"] for row in self.parts))
+
+    @property
+    def places(self) -> list[tuple[str, str | None]]:
+        """(task, category) in order, each task before its categories."""
+        places = {(row["task"], row["category"]) for row in self.parts}
+        rank = {task: index for index, task in enumerate(self.tasks)}
+        return sorted(places, key=lambda place: (rank[place[0]], place[1] is not None, place[1] or ""))
+
+    @property
+    def title(self) -> str:
+        """Target, batch and what else must stand over every table."""
+        words = [self.run.get("target") or "unknown target"]
+        if self.run.get("random_weights"):
+            words.append("RANDOM WEIGHTS, timing only")
+        if self.batch_size > 1:
+            words.append(f"batch size {self.batch_size}")
+        if (self.concurrency or 1) > 1:
+            words.append(f"concurrency {self.concurrency}")
+        if any(row["state"] not in (None, "cold") for row in self.rows):
+            words.append("some state kept between prompts (warm)")
+        return ", ".join(words)
+
+
+def sections(summary: Summary) -> Iterator[Section]:
+    """The summary's rows by run, batch size and concurrency, in their order."""
+    runs = {run["name"]: run for run in summary["runs"]}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in summary["rows"]:
+        groups.setdefault((row["run"], row["batch_size"], row["concurrency"]), []).append(row)
+    for (run, batch_size, concurrency), rows in groups.items():
+        yield Section(runs.get(run, {"name": run}), batch_size or 1, concurrency, rows)
+
+
+def times(value: float | None) -> str:
+    """A ratio: `1.12x`."""
+    return NONE if value is None else f"{value:.2f}x"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return NONE if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    return NONE if value is None else f"{value:.{digits}%}"
+
+
+def seconds(value: float | None) -> str:
+    """`1.20 s`, `12.3 ms`."""
+    if value is None:
+        return NONE
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+def size(value: float | None, signed: bool = False) -> str:
+    """Bytes: `1.2 GiB`; with a sign where it is a difference."""
+    if value is None:
+        return NONE
+    scaled, unit = float(value), 0
+    while abs(scaled) >= 1024 and unit < len(UNITS) - 1:
+        scaled, unit = scaled / 1024, unit + 1
+    digits = 1 if unit and abs(scaled) < 10 else 0
+    return f"{scaled:{'+' if signed and value else ''}.{digits}f} {UNITS[unit]}"
+
+
+def interval(estimate: dict[str, float | None], suffix: str = "") -> str:
+    """`1.12x [1.05, 1.19]`, or the point alone."""
+    point = estimate["point"]
+    if point is None:
+        return NONE
+    return f"{point:.2f}{suffix}{bracket(estimate)}"
+
+
+def bracket(estimate: dict[str, float | None]) -> str:
+    low, high = estimate["low"], estimate["high"]
+    return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+
+
+def speedup(row: Row) -> str:
+    """The end-to-end speedup with its interval, or with `n=` where there are too few questions for one.
+
+    Vanilla's is 1 by definition and has none.
+    """
+    estimate = row["speedup"]
+    if estimate["point"] is None or row["method"] == BASELINE:
+        return times(estimate["point"])
+    if estimate["low"] is None:
+        return f"{times(estimate['point'])} {few(row)}"
+    return interval(estimate, "x")
+
+
+def few(row: Row) -> str:
+    return f"n={row['prompts']}" if row["prompts"] < TOO_FEW else "few"  # few: batches, not questions
+
+
+def output(row: Row) -> str:
+    """How the output compares with vanilla's: `24/24` identical, `lossy 10/24`, `lossless`: not compared."""
+    if row["method"] == BASELINE:
+        return NONE
+    if not row["compared"]:
+        return {True: "lossless", False: "lossy", None: NONE}[row["lossless"]]
+    lossy = "lossy " if row["lossless"] is False else ""
+    return f"{lossy}{row['identical']}/{row['compared']}"
+
+
+def verdict(row: Row, section: Section, escape: Callable[[str], str] = str) -> str:
+    """One sentence that says what the method did, from its overall row."""
+    target = escape(section.run.get("target") or "the target")
+    tasks = section.tasks
+    over = f"on {escape(tasks[0])}" if len(tasks) == 1 else f"over {len(tasks)} tasks"
+    parts = [f"{_effect(row, escape(row['method']), target)} {over}", *_output_words(row)]
+    if row["failed"]:
+        parts.append(f"{row['failed']} of {row['trials']} trials failed")
+    return "; ".join(parts)
+
+
+def _effect(row: Row, method: str, target: str) -> str:
+    estimate = row["speedup"]
+    point, low, high = estimate["point"], estimate["low"], estimate["high"]
+    if point is None:
+        return f"{method} has no speedup on {target}: no block was measured by both it and vanilla,"
+    known = bracket(estimate) or " (too few questions for an interval)"
+    if row["method"] == AGAIN:
+        return f"vanilla measured again reads {times(point)}{known} (the truth is 1.00x) on {target}"
+    if low is not None and high is not None and low <= 1 <= high:
+        return f"{method} makes no clear difference to {target}: {times(point)} end to end{known}"
+    if point < 1:
+        return f"{method} makes {target} slower: {times(point)} end to end{known}"
+    return f"{method} makes {target} {times(point)} faster end to end{known}"
+
+
+def _output_words(row: Row) -> list[str]:
+    if not row["compared"]:
+        return [] if row["lossless"] is not False else ["not lossless"]
+    same = f"output identical on {row['identical']} of {row['compared']}"
+    if row["near_ties"]:
+        same += f" ({row['near_ties']} differ at a near-tie)"
+    return [f"not lossless: {same}" if row["lossless"] is False else same]

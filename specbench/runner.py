@@ -1,0 +1,305 @@
+"""The schedule of a run, carried out: memory pass, warm-up, blocks in ABBA order, resume, faults (design §5).
+
+Nothing measured is lost: a block's rows are on disk before the next block begins, and whatever ends a run
+(Ctrl-C, a full disk, the time budget) leaves the finished blocks and a manifest that says how it ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench.build import VANILLA, Named
+from specbench.config import RunConfig
+from specbench.conversation import check_prompt, render
+from specbench.decoding.method import Request
+from specbench.measure.memory import measure_memory
+from specbench.measure.sampler import throttled
+from specbench.plan import Block, in_order
+from specbench.store import RunStore, Trial, by_key
+from specbench.trial import Instruments, Measured, agreement, blank, generate, rows_of, seed_of
+
+if TYPE_CHECKING:
+    from specbench.measure.nvml import Gpu
+    from specbench.models.target import Target
+
+WARMUP_NEW_TOKENS = 32
+
+
+@dataclass
+class Batch:
+    """The rows of a block that can be run: their places in the block, and their prompts."""
+
+    block: Block
+    rows: list[int]
+    prompts: list[list[int]]
+
+
+@dataclass
+class Runner:
+    """One run over `blocks`; `measure` does them all.
+
+    Args:
+        store: where rows go.
+        done: trials measured by an earlier start of the same run.
+        on_block: called after each block with it and its rows (progress).
+        budget_s: no block is begun after this many seconds.
+    """
+
+    config: RunConfig
+    target: Target
+    methods: list[Named]
+    store: RunStore
+    instruments: Instruments
+    done: Sequence[Trial] = ()
+    on_block: Callable[[Block, list[Trial]], None] = lambda block, rows: None
+    budget_s: float | None = None
+    gpu: Gpu | None = None
+    memory: dict[tuple[str, int], dict[str, int | None]] = field(default_factory=dict)
+    _answers: dict[tuple[str, str, int, int, int], list[int]] = field(default_factory=dict)
+
+    def measure(self, blocks: Sequence[Block]) -> bool:
+        """Everything still missing. False if the time budget ended it early."""
+        began = monotonic()
+        finished = {trial.block for trial in self.done}
+        for trial in by_key(self.done).values():
+            if trial.method == VANILLA and trial.error is None:
+                self._answers[_answer_key(trial)] = trial.output_ids
+        todo = [block for block in blocks if block.index not in finished]
+        if not todo:
+            return True
+        self._prepare(blocks)
+        for block in todo:
+            if self.budget_s is not None and monotonic() - began > self.budget_s:
+                return False
+            rows = self._block(block)
+            self.store.append(rows)
+            self.on_block(block, rows)
+        return True
+
+    # -- before the clock runs -------------------------------------------------------------------------------
+
+    def _prepare(self, blocks: Sequence[Block]) -> None:
+        """The memory pass, then the warm-up blocks, on the first prompts that can be run."""
+        runnable = (batch for batch in map(self._batch, (b for b in blocks if b.turn == 0)) if batch.prompts)
+        warm: list[Batch] = []
+        for batch in runnable:
+            size = batch.block.batch_size
+            if not any((named.label, size) in self.memory for named in self.methods):
+                self._memory_pass(batch)
+            if len(warm) < self.config.warmup:
+                warm.append(batch)
+            sizes = {known for _, known in self.memory}
+            if len(warm) == self.config.warmup and sizes == set(self.config.batch_sizes):
+                break
+        for batch in warm:
+            for named in self._fitting(batch.block):
+                self._untimed(named, batch)
+
+    def _memory_pass(self, batch: Batch) -> None:
+        """Each method in turn, alone with the target: what its generation holds and peaks (design §5).
+
+        `peak_bytes` is the weights of target and drafter plus what the generation added, so that it does not
+        depend on which other drafters happen to be loaded.
+        """
+        weights = self.target.weights_bytes()
+        for named in self._fitting(batch.block):
+            for other in self.methods:
+                other.method.release()
+            reading = measure_memory(
+                lambda named=named: self._untimed(named, batch),  # type: ignore[misc]
+                self.target.device,
+                self.gpu,
+            )
+            own = weights + named.method.weights_bytes()
+            peak, before = reading["peak_bytes"], reading["before_bytes"]
+            reading["weights_bytes"] = own
+            reading["kv_bytes"] = named.method.kv_bytes()
+            reading["peak_bytes"] = None if peak is None or before is None else own + max(0, peak - before)
+            self.memory[named.label, batch.block.batch_size] = reading
+
+    def _untimed(self, named: Named, batch: Batch) -> Measured:
+        request = self._request(batch, named)
+        request = replace(request, max_new_tokens=min(request.max_new_tokens, WARMUP_NEW_TOKENS))
+        self._tell_answer(named, batch)
+        return generate(named, request)
+
+    # -- one block -------------------------------------------------------------------------------------------
+
+    def _block(self, block: Block) -> list[Trial]:
+        batch = self._batch(block)
+        rows = self._refused(batch)
+        if not batch.prompts:
+            return rows
+        first = self._attempt(batch, 0)
+        reason = next((row.excluded for row in first if row.excluded), None)
+        if reason is None:
+            return rows + first
+        for row in first:
+            row.excluded = reason
+        second = self._attempt(batch, 1)
+        for row in second:  # a second attempt counts, come what may: endless repeating measures nothing
+            row.excluded = None
+        return rows + first + second
+
+    def _attempt(self, batch: Batch, attempt: int) -> list[Trial]:
+        """One pass of all methods over the batch. Rows of a disturbed trial come back marked excluded."""
+        fitting = {named.label: named for named in self._fitting(batch.block)}
+        rows: dict[str, list[Trial]] = {}
+        for order, label in enumerate(in_order(list(fitting), batch.block.index)):
+            named = fitting[label]
+            self._tell_answer(named, batch)
+            measured = generate(named, self._request(batch, named), self.instruments)
+            rows[label] = rows_of(
+                measured,
+                replace(batch.block, questions=tuple(batch.block.questions[i] for i in batch.rows)),
+                named,
+                batch.prompts,
+                order=order,
+                attempt=attempt,
+                stop=self._stop,
+                memory=self.memory.get((label, batch.block.batch_size)),
+            )
+            disturbed = _disturbance(measured)
+            for row in rows[label]:
+                row.batch, row.excluded = batch.block.batch, disturbed
+        self._compare(batch, rows)
+        return [row for label in fitting for row in rows[label]]
+
+    def _compare(self, batch: Batch, rows: dict[str, list[Trial]]) -> None:
+        """Keep vanilla's answers for later turns, fill in agreement (greedy only) and texts."""
+        vanilla = rows[VANILLA]
+        for row in vanilla:
+            if row.error is None:
+                self._answers[_answer_key(row)] = row.output_ids
+        for group in rows.values():
+            for prompt, reference, row in zip(batch.prompts, vanilla, group, strict=True):
+                if row.error is not None:
+                    continue
+                if self.config.text and self.target.tokenizer is not None:
+                    row.text = self._decode(row.output_ids)
+                if self.config.sampling.greedy and reference.error is None and row.method != VANILLA:
+                    row.agreement = agreement(self.target, prompt, reference.output_ids, row.output_ids)
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def _batch(self, block: Block) -> Batch:
+        """The rows of a block that have a prompt that fits."""
+        batch = Batch(block, [], [])
+        for row in range(len(block.questions)):
+            prompt, reason = self._prompt(block, row)
+            if reason is None:
+                batch.rows.append(row)
+                batch.prompts.append(prompt)
+        return batch
+
+    def _prompt(self, block: Block, row: int) -> tuple[list[int], str | None]:
+        """A row's prompt, continued from vanilla's own answers, and why it cannot be run (None if it can)."""
+        question = block.questions[row]
+        keys = [
+            (block.task.name, question.id, turn, block.batch_size, block.repeat) for turn in range(block.turn)
+        ]
+        if any(key not in self._answers for key in keys):
+            return [], "an earlier turn has no answer of vanilla's to continue from"
+        answers = [self._decode(self._answers[key]) for key in keys]
+        ids = render(
+            question,
+            block.turn,
+            answers,
+            self.target.tokenizer,
+            self.config.template_args,
+            vocab_size=self.target.vocab_size,
+            seed=self.config.seed,
+            avoid=self.target.stop,
+        )
+        return ids, check_prompt(ids, block.max_new_tokens, self.target.context)
+
+    def _refused(self, batch: Batch) -> list[Trial]:
+        """Error rows, for every method, of the questions that have no prompt to run."""
+        rows = []
+        for row in range(len(batch.block.questions)):
+            if row in batch.rows:
+                continue
+            _, reason = self._prompt(batch.block, row)
+            for order, named in enumerate(self._fitting(batch.block)):
+                trial = blank(batch.block, named, row, order)
+                trial.error, trial.finish = reason, "error"
+                rows.append(trial)
+        return rows
+
+    def _request(self, batch: Batch, named: Named) -> Request:
+        block, config = batch.block, self.config
+        generators = None
+        if not config.sampling.greedy:
+            generators = [
+                torch.Generator(self.target.device).manual_seed(
+                    seed_of(config.seed, block.task.name, block.questions[row].id, block.turn, block.repeat, named.label)
+                )
+                for row in batch.rows
+            ]
+        return Request(batch.prompts, block.max_new_tokens, self._stop, config.sampling, generators)
+
+    def _tell_answer(self, named: Named, batch: Batch) -> None:
+        """Give an oracle the target's own answer, from an untimed pass."""
+        if named.method.wants_answer:
+            vanilla = self.methods[0]
+            named.method.set_answer(generate(vanilla, self._request(batch, vanilla)).tokens)
+
+    def _decode(self, ids: list[int]) -> str:
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
+            return " ".join(map(str, ids))
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _fitting(self, block: Block) -> list[Named]:
+        """The methods that run at the block's batch size."""
+        return [named for named in self.methods if named.method.batches or block.batch_size == 1]
+
+    @property
+    def _stop(self) -> frozenset[int]:
+        return frozenset() if self.config.ignore_eos else self.target.stop
+
+
+def methods_at(methods: Sequence[Named], batch_size: int) -> list[str]:
+    """Labels of the methods that a whole block of this batch size has rows of."""
+    return [named.label for named in methods if named.method.batches or batch_size == 1]
+
+
+def _answer_key(trial: Trial) -> tuple[str, str, int, int, int]:
+    return (trial.task, trial.question, trial.turn, trial.batch_size, trial.repeat)
+
+
+def _disturbance(measured: Measured) -> str | None:
+    """Why a trial should be repeated: the machine, not the method, made its time."""
+    if measured.error:
+        return None
+    if throttled(measured.nvml):
+        return "throttled"
+    if measured.cpu is not None and measured.cpu.contended:
+        return "contended"
+    return None
+
+
+def environment(target: Target) -> dict[str, Any]:
+    """What the manifest says about where and with what a run was made."""
+    from specbench.measure.machine import describe, fingerprint, git_state, versions
+
+    machine = describe(target.device)
+    return {
+        "machine": machine,
+        "machine_fingerprint": fingerprint(machine),
+        "versions": versions(),
+        "git": git_state(),
+        "kernel_choices": {"attention": target.config._attn_implementation},
+    }
+
+
+def template_hash(tokenizer: Any) -> str | None:
+    """sha256 of the chat template, None where there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    return hashlib.sha256(str(template).encode()).hexdigest() if template else None

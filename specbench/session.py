@@ -1,0 +1,317 @@
+"""A run from the command line's point of view: prepare, measure, show, and say how it ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from specbench.config import (
+    EMBEDDED_METHODS,
+    EMBEDDED_NEW_TOKENS,
+    EMBEDDED_TARGET,
+    RunConfig,
+    read_config,
+)
+from specbench.errors import GateError, SpecbenchError
+from specbench.store import Run, RunStore, Trial, default_name, read_run
+
+if TYPE_CHECKING:
+    from specbench.build import Named
+    from specbench.models.target import Target
+    from specbench.plan import Block
+    from specbench.questions import Task
+
+INTERRUPTED = 130
+
+
+def effective_config(given: Mapping[str, Any], file: Path | None) -> RunConfig:
+    """Options over a config file over the defaults. Without a target the embedded default fills the gaps."""
+    from specbench.prompts import bundled_names
+
+    settings = {**(read_config(file) if file else {}), **given}
+    if "target" not in settings:
+        settings["target"] = EMBEDDED_TARGET
+        if not settings.keys() - {"target", "text", "threads", "seed"}:
+            settings |= {"limit": 1, "max_new_tokens": EMBEDDED_NEW_TOKENS}
+    settings.setdefault("methods", EMBEDDED_METHODS)
+    settings.setdefault("tasks", tuple(bundled_names()))
+    return RunConfig(**settings)
+
+
+@dataclass
+class Session:
+    """One `specbench run`. See its options for the fields."""
+
+    config: RunConfig
+    output: Path
+    reports: Path
+    name: str | None
+    fresh: bool
+    budget_s: float | None
+    strict: bool
+    as_json: bool
+    quiet: bool
+    argv: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+
+    def dry_run(self) -> None:
+        """Print what would be measured and about how long it takes; load nothing."""
+        from specbench.build import labels
+        from specbench.estimate import estimate
+        from specbench.plan import plan
+
+        names = [label for label, _ in labels(self.config.methods)]
+        blocks = plan(self.config, self._tasks())
+        requests = sum(len(block.questions) for block in blocks)
+        tokens = sum(len(block.questions) * block.max_new_tokens for block in blocks)
+        facts = {
+            "target": self.config.target,
+            "methods": names,
+            "tasks": {task.name: len(task.questions) for task in self._tasks()},
+            "blocks": len(blocks),
+            "trials": requests * len(names),
+            "new_tokens_at_most": tokens * len(names),
+            "estimate": estimate(self.config, blocks, len(names)),
+        }
+        if self.as_json:
+            print(json.dumps(facts, indent=2))
+            return
+        print(f"target   {facts['target']}")
+        print(f"methods  {', '.join(names)}")
+        print(f"tasks    {', '.join(f'{n} ({c})' for n, c in facts['tasks'].items())}")
+        print(f"plan     {len(blocks)} blocks, {facts['trials']} trials, at most {facts['new_tokens_at_most']} new tokens")
+        print(f"time     {facts['estimate']['text']}")
+
+    def run(self) -> int:
+        """Measure, print and report; the exit code."""
+        from specbench.build import labels
+
+        tasks = self._tasks()
+        specs = labels(self.config.methods)
+        store = self._store()
+        earlier = store.resume() if store.exists else None
+        if earlier is not None:
+            self._check_same(earlier)
+        self._note_all([note for task in tasks for note in task.notes] + (earlier.warnings if earlier else []))
+        target, methods = self._open(specs)
+        manifest = self._manifest(store, tasks, target, methods, earlier)
+        store.write_manifest(manifest)
+        ended = "failed"
+        try:
+            ended = self._measure(store, tasks, target, methods, earlier)
+        except KeyboardInterrupt:
+            ended = "interrupted"
+        finally:
+            manifest |= {"end": _now(), "status": ended}
+            store.write_manifest(manifest)
+        return self._finish(read_run(store.path), ended)
+
+    # -- before ----------------------------------------------------------------------------------------------
+
+    def _tasks(self) -> list[Task]:
+        from specbench.prompts import load_tasks
+
+        return load_tasks(self.config.tasks, limit=self.config.limit or None)
+
+    def _store(self) -> RunStore:
+        store = RunStore(self.output / (self.name or default_name(self.config.target)))
+        if self.name and Path(self.name).name != self.name:
+            raise SpecbenchError(f"--name {self.name} is a path", "give a plain name, and the folder with --output")
+        if self.fresh:
+            aside = store.move_aside()
+            if aside is not None:
+                self._note(f"the old run is now {aside}")
+        return store
+
+    def _check_same(self, earlier: Run) -> None:
+        differences = self.config.differences(earlier.manifest.get("config", {}))
+        if differences:
+            raise SpecbenchError(
+                f"run {earlier.path.name} exists with another config: {'; '.join(differences)}",
+                "use the same options to resume it, another --name, or --fresh to move it aside",
+            )
+
+    def _open(self, specs: Sequence[tuple[str, Any]]) -> tuple[Target, list[Named]]:
+        import torch
+
+        from specbench.build import build, open_target
+        from specbench.conversation import template_note
+
+        torch.set_grad_enabled(False)
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        target = open_target(self.config, self._note)
+        methods = [build(label, spec, target, self.config) for label, spec in specs]
+        alone = [named.label for named in methods if not named.method.batches]
+        if alone and 1 not in self.config.batch_sizes:
+            raise SpecbenchError(
+                f"{', '.join(alone)} runs at batch size 1 only", "add 1 to --batch-size, or leave the method out"
+            )
+        note = template_note(target.tokenizer, self.config.template_args)
+        self._note_all([note] if note else [])
+        self._note_all(getattr(target.identity, "notes", []))
+        return target, methods
+
+    def _manifest(
+        self, store: RunStore, tasks: Sequence[Task], target: Target, methods: Sequence[Named], earlier: Run | None
+    ) -> dict[str, Any]:
+        from specbench.runner import environment, template_hash
+
+        manifest: dict[str, Any] = {
+            "name": store.path.name,
+            "argv": ["specbench", *self.argv],
+            "config": self.config.to_json(),
+            "seed": self.config.seed,
+            "target": target.identity.to_json(),
+            "drafters": {n.label: found for n in methods if (found := n.method.draft_identity())},
+            "methods": [named.to_json() for named in methods],
+            "tasks": [task.identity() for task in tasks],
+            "chat_template": template_hash(target.tokenizer),
+            **environment(target),
+            "start": _now(),
+            "end": None,
+            "status": "running",
+        }
+        if earlier is None:
+            return manifest
+        return self._resumed(manifest, earlier.manifest)
+
+    def _resumed(self, manifest: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        """The manifest of a run that goes on: its first start, and the starts since."""
+        for what, why in (
+            ("machine_fingerprint", "was begun on another machine"),
+            ("target", "was begun with other weights"),
+            ("drafters", "was begun with another drafter"),
+            ("tasks", "was begun with other task files"),
+        ):
+            if before.get(what) != manifest[what]:
+                raise SpecbenchError(
+                    f"run {before.get('name')} {why}: one run is one {what.replace('_', ' ')}",
+                    "choose another --name, or --fresh to move it aside",
+                )
+        if before.get("versions") != manifest["versions"]:
+            self._note("package versions have changed since this run was begun: see its manifest")
+        starts = [*before.get("resumed", []), {"at": manifest["start"], "versions": manifest["versions"]}]
+        return {**manifest, "start": before["start"], "versions": before["versions"], "resumed": starts}
+
+    # -- measuring -------------------------------------------------------------------------------------------
+
+    def _measure(
+        self, store: RunStore, tasks: Sequence[Task], target: Target, methods: list[Named], earlier: Run | None
+    ) -> str:
+        import torch
+
+        from specbench.measure import nvml
+        from specbench.measure.sampler import Sampler
+        from specbench.plan import plan
+        from specbench.progress import Progress
+        from specbench.runner import Runner
+        from specbench.trial import Instruments
+
+        blocks = plan(self.config, tasks)
+        done = earlier.trials if earlier else []
+        on_gpu = target.device.type == "cuda"
+        gpu = nvml.open_gpu(str(target.device), warn=self._note) if on_gpu else None
+        threads = 1 if on_gpu else torch.get_num_threads()
+        with Sampler(gpu) as sampler, Progress(self.console, blocks, done, enabled=not self.quiet) as progress:
+            runner = Runner(
+                config=self.config,
+                target=target,
+                methods=methods,
+                store=store,
+                instruments=Instruments(str(target.device), threads, sampler),
+                done=done,
+                on_block=progress.block_done,
+                budget_s=self.budget_s,
+                gpu=gpu,
+            )
+            return "complete" if runner.measure(blocks) else "time budget"
+
+    # -- after -----------------------------------------------------------------------------------------------
+
+    def _finish(self, run: Run, ended: str) -> int:
+        from specbench.analysis.summary import summarise
+        from specbench.report import FORMATS
+        from specbench.report.terminal import render
+
+        summary = summarise([run])
+        self._note_all(run.warnings)
+        if self.as_json:
+            print(FORMATS["json"].render(summary, [run]), end="")
+        else:
+            out = Console(highlight=False)
+            out.print(render(summary, out.width))
+        if ended == "time budget":
+            self._note("the time budget ended the run early; the same command goes on where it stopped")
+        if ended == "interrupted":
+            self._note(f"interrupted: the finished blocks are in {run.path}; the same --name {run.path.name} resumes")
+        if run.trials:
+            self._report(summary, run)
+        return self._verdict(run, summary, ended)
+
+    def _report(self, summary: dict[str, Any], run: Run) -> None:
+        from specbench.cli.report import folder_name, write
+        from specbench.report import FORMATS
+
+        try:
+            path = write(
+                self.reports / folder_name([run.path.name]) / FORMATS["md"].filename,
+                FORMATS["md"].render(summary, [run]),
+            )
+        except SpecbenchError as error:  # the measurements are safe: a report can be made again
+            self._note(f"no report: {error.message}")
+            return
+        print(f"results: {run.path}", file=sys.stderr)
+        print(f"report: {path}", file=sys.stderr if self.as_json else sys.stdout)
+
+    def _verdict(self, run: Run, summary: dict[str, Any], ended: str) -> int:
+        if ended == "interrupted":
+            return INTERRUPTED
+        self._refuse_bugs(run)
+        measured = {trial.method for trial in run.trials if trial.error is None and trial.excluded is None}
+        missing = [method["label"] for method in run.manifest["methods"] if method["label"] not in measured]
+        if missing:
+            why = next((trial.error for trial in run.trials if trial.error), "no block was finished")
+            raise SpecbenchError(
+                f"nothing was measured of {', '.join(missing)}: {why}",
+                "give the run more time or other prompts" if ended != "complete" else "mend the cause and run again",
+            )
+        failed = sum(trial.error is not None for trial in run.trials)
+        if failed:
+            self._note(f"{failed} of {len(run.trials)} trials failed: see `error` in {run.path / 'trials.jsonl'}")
+        return 1 if failed and self.strict else 0
+
+    def _refuse_bugs(self, run: Run) -> None:
+        from specbench.trial import is_bug
+
+        dtype = run.manifest["target"].get("dtype", "")
+        wrong = [trial for trial in run.trials if is_bug(trial, dtype)]
+        if wrong:
+            first = wrong[0]
+            agreement = first.agreement or {}
+            raise GateError(
+                f"{first.method} is said to be lossless but differs from vanilla in float32: {first.task} "
+                f"{first.question} turn {first.turn} at token {agreement['first_difference']}, "
+                f"logit gap {agreement['logit_gap']:.3g} ({len(wrong)} trials)",
+                "this is a bug in the method or in specbench: please report it with the run's folder",
+            )
+
+    def _note(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False, soft_wrap=True)
+
+    def _note_all(self, notes: Sequence[str]) -> None:
+        for note in dict.fromkeys(notes):
+            self._note(f"note: {note}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
