@@ -87,7 +87,7 @@ class DraftModel(Drafter):
         tokens: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         for step in range(1, max(wanted) + 1):
-            token, q, confidence = self._next(logits, generators)
+            token, q, confidence = self._next(logits, generators, [int(w >= step) for w in wanted])
             tokens.append(token)
             if q is not None:
                 probs.append(q)
@@ -136,7 +136,7 @@ class DraftModel(Drafter):
         return tokens if size >= self.target.vocab_size else [t if t < size else 0 for t in tokens]
 
     def _next(
-        self, logits: torch.Tensor, generators: Sequence[torch.Generator] | None
+        self, logits: torch.Tensor, generators: Sequence[torch.Generator] | None, drawing: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """The next token of each row, its q where sampled, and the draft's confidence in it where asked for."""
         logits = logits[:, : self.target.vocab_size]
@@ -146,7 +146,7 @@ class DraftModel(Drafter):
         else:
             assert generators is not None
             q = probabilities(logits, sampling)
-            token = draw(q, generators)
+            token = draw(q[:, None], generators, drawing)[:, 0]
         if self.schedule != "confidence":
             return token, q, None
         belief = logits.float().softmax(-1) if q is None else q

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.config import RunConfig
 from specbench.conversation import stop_ids
 from specbench.decoding.method import Method
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, first_line
 from specbench.spec import Spec, convert_options, find_method, options_of, parse_spec
 
 if TYPE_CHECKING:
@@ -93,8 +93,16 @@ def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
         options["draft"] = config.draft or _registered_draft(config.target, spec.name)
     try:
         made = cls(target, **options)
+    except SpecbenchError:
+        raise
     except (ValueError, TypeError) as error:
-        raise SpecbenchError(f"{spec.label}: {error}", "see `specbench ls methods` for its options") from error
+        raise SpecbenchError(
+            f"{spec.label}: {error}", "see `specbench ls methods` for its options"
+        ) from error
+    except Exception as error:  # a plug-in may raise anything
+        raise SpecbenchError(
+            f"{spec.label} cannot be set up: {first_line(error)}", "mend the method, or leave it out"
+        ) from error
     return Named(label, spec, DraftVerify(target, made) if isinstance(made, Drafter) else made)
 
 

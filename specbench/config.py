@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,6 +15,7 @@ from specbench.errors import SpecbenchError
 
 EMBEDDED_TARGET = "smollm2-135m"
 EMBEDDED_METHODS = ("prompt-lookup", "hf-generate")
+EMBEDDED_BATCH_METHODS = ("prompt-lookup",)  # transformers' own generate runs at batch size 1 only
 EMBEDDED_NEW_TOKENS = 48
 
 
@@ -47,13 +50,21 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for good, what, hint in (
-            (self.limit >= 0, f"--limit {self.limit} is negative", "give the number of questions a task, 0 for all"),
+            (
+                self.limit >= 0,
+                f"--limit {self.limit} is negative",
+                "give the number of questions a task, 0 for all",
+            ),
             (
                 self.max_new_tokens is None or self.max_new_tokens >= 1,
                 f"--max-new-tokens {self.max_new_tokens} leaves nothing to measure",
                 "give at least 1",
             ),
-            (self.temperature >= 0, f"--temperature {self.temperature} is negative", "give 0 for greedy, or more"),
+            (
+                self.temperature >= 0,
+                f"--temperature {self.temperature} is negative",
+                "give 0 for greedy, or more",
+            ),
             (0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1]", "give 1 to switch it off"),
             (self.top_k >= 0, f"--top-k {self.top_k} is negative", "give 0 to switch it off"),
             (
@@ -63,7 +74,11 @@ class RunConfig:
             ),
             (self.repeats >= 1, f"--repeats {self.repeats} leaves nothing to measure", "give at least 1"),
             (self.warmup >= 0, f"--warmup {self.warmup} is negative", "give the number of warm-up blocks"),
-            (self.threads is None or self.threads >= 1, f"--threads {self.threads} is not possible", "give 1 or more"),
+            (
+                self.threads is None or self.threads >= 1,
+                f"--threads {self.threads} is not possible",
+                "give 1 or more",
+            ),
             (bool(self.tasks), "there is no task to measure", "give --task NAME, see `specbench ls tasks`"),
         ):
             if not good:
@@ -80,7 +95,9 @@ class RunConfig:
         """`name: theirs -> ours` for each setting that differs from a manifest's config."""
         ours = self.to_json()
         return [
-            f"{name}: {other.get(name)} -> {value}" for name, value in ours.items() if value != other.get(name, value)
+            f"{name}: {other.get(name)} -> {value}"
+            for name, value in ours.items()
+            if value != other.get(name, value)
         ]
 
 
@@ -103,6 +120,27 @@ def read_config(path: Path) -> dict[str, Any]:
     unknown = sorted(data.keys() - known.keys())
     if unknown:
         raise SpecbenchError(
-            f"--config {path} has unknown settings: {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
+            f"--config {path} has unknown settings: {', '.join(unknown)}",
+            f"known are {', '.join(sorted(known))}",
         )
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    kinds = typing.get_type_hints(RunConfig)
+    wrong = sorted(name for name, value in settings.items() if not _is_a(value, kinds[name]))
+    if wrong:
+        shown = ", ".join(f"{name}={json.dumps(data[name])}" for name in wrong)
+        raise SpecbenchError(
+            f"--config {path} has settings of the wrong kind: {shown}", "use a run's manifest.json"
+        )
+    return settings
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON is of a field's annotated kind; 1 is a float, true no number."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return any(_is_a(value, one) for one in arguments)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_a(one, arguments[0]) for one in value)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)

@@ -20,6 +20,12 @@ class SpecbenchError(Exception):
 
 
 class GateError(SpecbenchError):
-    """A measurement was made and failed a gate (a regression, a lossless method that differs). Exit code 1."""
+    """A measurement was made and failed a gate: a regression, a lossless method that differs. Exit code 1."""
 
     exit_code = 1
+
+
+def first_line(error: BaseException) -> str:
+    """Another's exception as one line: its kind and the first line of what it says."""
+    text = str(error).strip() or "no message"
+    return f"{type(error).__name__}: {text.splitlines()[0]}"

@@ -16,9 +16,12 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def estimate(config: RunConfig, blocks: Sequence[Block], methods: int) -> dict[str, Any]:
-    """`{seconds, bandwidth_gb_s, text}`; seconds is None where the target's size is not known without loading.
+    """`{seconds, bandwidth_gb_s, text}`; seconds is None where only loading tells the target's size.
 
     A floor for vanilla on every method: prefill and overhead add to it, speculation takes from it.
+
+    Raises:
+        SpecbenchError: the target is an alias that does not exist.
     """
     import torch
 
@@ -32,7 +35,8 @@ def estimate(config: RunConfig, blocks: Sequence[Block], methods: int) -> dict[s
     speed = measure_bandwidth("cuda" if on_gpu else "cpu").read_gb_s
     passes = sum(block.max_new_tokens for block in blocks)
     seconds = passes * methods * size / (speed * 1e9)
-    text = f"about {_spoken(seconds)} (weights of {size / 1e9:.1f} GB read at {speed:.0f} GB/s once a token; a floor)"
+    why = f"weights of {size / 1e9:.1f} GB read at {speed:.0f} GB/s once a token; a floor"
+    text = f"about {_spoken(seconds)} ({why})"
     return {"seconds": seconds, "bandwidth_gb_s": speed, "text": text}
 
 
@@ -41,10 +45,12 @@ def _weight_bytes(config: RunConfig, on_gpu: bool) -> float | None:
     dtype = config.dtype if config.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
     if entry is not None:
         return entry.parameters * BYTES.get(dtype, 4)
-    folder = Path(config.target)
-    if folder.is_dir():
-        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    path = Path(config.target).expanduser()
+    if path.is_dir():
+        stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         return float(stored) if stored else None
+    if "/" not in config.target and not path.exists():
+        registry.find(config.target.removeprefix(registry.RANDOM_PREFIX))
     return None
 
 

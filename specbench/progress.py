@@ -50,7 +50,9 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("warming up", total=self._total, completed=self._finished, live="")
+            self._task = self._bar.add_task(
+                "warming up", total=self._total, completed=self._finished, live=""
+            )
         elif self._plain:
             self._console.print(f"warming up; {self._total - self._finished} blocks to measure")
         return self

@@ -6,8 +6,10 @@ Nothing measured is lost: a block's rows are on disk before the next block begin
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -60,7 +62,7 @@ class Runner:
     on_block: Callable[[Block, list[Trial]], None] = lambda block, rows: None
     budget_s: float | None = None
     gpu: Gpu | None = None
-    memory: dict[tuple[str, int], dict[str, int | None]] = field(default_factory=dict)
+    memory: dict[tuple[str, int], dict[str, int | None] | None] = field(default_factory=dict)
     _answers: dict[tuple[str, str, int, int, int], list[int]] = field(default_factory=dict)
 
     def measure(self, blocks: Sequence[Block]) -> bool:
@@ -73,13 +75,14 @@ class Runner:
         todo = [block for block in blocks if block.index not in finished]
         if not todo:
             return True
-        self._prepare(blocks)
-        for block in todo:
-            if self.budget_s is not None and monotonic() - began > self.budget_s:
-                return False
-            rows = self._block(block)
-            self.store.append(rows)
-            self.on_block(block, rows)
+        with settled_heap():
+            self._prepare(blocks)
+            for block in todo:
+                if self.budget_s is not None and monotonic() - began > self.budget_s:
+                    return False
+                rows = self._block(block)
+                self.store.append(rows)
+                self.on_block(block, rows)
         return True
 
     # -- before the clock runs -------------------------------------------------------------------------------
@@ -107,21 +110,29 @@ class Runner:
         `peak_bytes` is the weights of target and drafter plus what the generation added, so that it does not
         depend on which other drafters happen to be loaded.
         """
-        weights = self.target.weights_bytes()
         for named in self._fitting(batch.block):
+            self.memory[named.label, batch.block.batch_size] = self._memory_of(named, batch)
+
+    def _memory_of(self, named: Named, batch: Batch) -> dict[str, int | None] | None:
+        """One method's reading; None if it fails, which its trials will tell."""
+
+        def generation() -> None:
+            if self._untimed(named, batch).error is not None:
+                raise RuntimeError("the generation failed")
+
+        try:
+            generation()  # weights are mapped and kernels chosen on first use: not this method's memory
             for other in self.methods:
                 other.method.release()
-            reading = measure_memory(
-                lambda named=named: self._untimed(named, batch),  # type: ignore[misc]
-                self.target.device,
-                self.gpu,
-            )
-            own = weights + named.method.weights_bytes()
+            reading = measure_memory(generation, self.target.device, self.gpu)
+            own = self.target.weights_bytes() + named.method.weights_bytes()
             peak, before = reading["peak_bytes"], reading["before_bytes"]
             reading["weights_bytes"] = own
             reading["kv_bytes"] = named.method.kv_bytes()
             reading["peak_bytes"] = None if peak is None or before is None else own + max(0, peak - before)
-            self.memory[named.label, batch.block.batch_size] = reading
+        except Exception:  # noqa: BLE001 - a plug-in may raise anything
+            return None
+        return reading
 
     def _untimed(self, named: Named, batch: Batch) -> Measured:
         request = self._request(batch, named)
@@ -238,7 +249,14 @@ class Runner:
         if not config.sampling.greedy:
             generators = [
                 torch.Generator(self.target.device).manual_seed(
-                    seed_of(config.seed, block.task.name, block.questions[row].id, block.turn, block.repeat, named.label)
+                    seed_of(
+                        config.seed,
+                        block.task.name,
+                        block.questions[row].id,
+                        block.turn,
+                        block.repeat,
+                        named.label,
+                    )
                 )
                 for row in batch.rows
             ]
@@ -265,9 +283,15 @@ class Runner:
         return frozenset() if self.config.ignore_eos else self.target.stop
 
 
-def methods_at(methods: Sequence[Named], batch_size: int) -> list[str]:
-    """Labels of the methods that a whole block of this batch size has rows of."""
-    return [named.label for named in methods if named.method.batches or batch_size == 1]
+@contextlib.contextmanager
+def settled_heap() -> Iterator[None]:
+    """What is loaded by now is no garbage: a collection that falls into a trial need not look at it (0.2 s)."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _answer_key(trial: Trial) -> tuple[str, str, int, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from specbench.config import (
+    EMBEDDED_BATCH_METHODS,
     EMBEDDED_METHODS,
     EMBEDDED_NEW_TOKENS,
     EMBEDDED_TARGET,
@@ -20,13 +21,14 @@ from specbench.config import (
     read_config,
 )
 from specbench.errors import GateError, SpecbenchError
-from specbench.store import Run, RunStore, Trial, default_name, read_run
+from specbench.store import Run, RunStore, default_name, read_run
 
 if TYPE_CHECKING:
     from specbench.build import Named
     from specbench.models.target import Target
     from specbench.plan import Block
     from specbench.questions import Task
+    from specbench.spec import Spec
 
 INTERRUPTED = 130
 
@@ -40,9 +42,11 @@ def effective_config(given: Mapping[str, Any], file: Path | None) -> RunConfig:
         settings["target"] = EMBEDDED_TARGET
         if not settings.keys() - {"target", "text", "threads", "seed"}:
             settings |= {"limit": 1, "max_new_tokens": EMBEDDED_NEW_TOKENS}
-    settings.setdefault("methods", EMBEDDED_METHODS)
     settings.setdefault("tasks", tuple(bundled_names()))
-    return RunConfig(**settings)
+    config = RunConfig(**{"methods": EMBEDDED_METHODS, **settings})
+    if "methods" not in settings and 1 not in config.batch_sizes:
+        return replace(config, methods=EMBEDDED_BATCH_METHODS)
+    return config
 
 
 @dataclass
@@ -69,26 +73,26 @@ class Session:
         from specbench.estimate import estimate
         from specbench.plan import plan
 
-        names = [label for label, _ in labels(self.config.methods)]
-        blocks = plan(self.config, self._tasks())
-        requests = sum(len(block.questions) for block in blocks)
-        tokens = sum(len(block.questions) * block.max_new_tokens for block in blocks)
-        facts = {
+        specs = labels(self.config.methods)
+        tasks = self._tasks()
+        blocks = plan(self.config, tasks)
+        self._note_all([note for task in tasks for note in task.notes])
+        facts: dict[str, Any] = {
             "target": self.config.target,
-            "methods": names,
-            "tasks": {task.name: len(task.questions) for task in self._tasks()},
+            "methods": [label for label, _ in specs],
+            "tasks": {task.name: len(task.questions) for task in tasks},
             "blocks": len(blocks),
-            "trials": requests * len(names),
-            "new_tokens_at_most": tokens * len(names),
-            "estimate": estimate(self.config, blocks, len(names)),
+            **_counts(specs, blocks),
+            "estimate": estimate(self.config, blocks, len(specs)),
         }
         if self.as_json:
-            print(json.dumps(facts, indent=2))
+            print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
+        tokens = f"at most {facts['new_tokens_at_most']} new tokens"
         print(f"target   {facts['target']}")
-        print(f"methods  {', '.join(names)}")
-        print(f"tasks    {', '.join(f'{n} ({c})' for n, c in facts['tasks'].items())}")
-        print(f"plan     {len(blocks)} blocks, {facts['trials']} trials, at most {facts['new_tokens_at_most']} new tokens")
+        print(f"methods  {', '.join(facts['methods'])}")
+        print(f"tasks    {', '.join(f'{name} ({count})' for name, count in facts['tasks'].items())}")
+        print(f"plan     {len(blocks)} blocks, {facts['trials']} trials, {tokens}")
         print(f"time     {facts['estimate']['text']}")
 
     def run(self) -> int:
@@ -98,12 +102,16 @@ class Session:
         tasks = self._tasks()
         specs = labels(self.config.methods)
         store = self._store()
-        earlier = store.resume() if store.exists else None
+        earlier = None if self.fresh or not store.exists else read_run(store.path)
         if earlier is not None:
             self._check_same(earlier)
-        self._note_all([note for task in tasks for note in task.notes] + (earlier.warnings if earlier else []))
+        store.check_writable()
+        self._note_all(
+            [note for task in tasks for note in task.notes] + (earlier.warnings if earlier else [])
+        )
         target, methods = self._open(specs)
         manifest = self._manifest(store, tasks, target, methods, earlier)
+        self._make_room(store, earlier)
         store.write_manifest(manifest)
         ended = "failed"
         try:
@@ -123,14 +131,18 @@ class Session:
         return load_tasks(self.config.tasks, limit=self.config.limit or None)
 
     def _store(self) -> RunStore:
-        store = RunStore(self.output / (self.name or default_name(self.config.target)))
-        if self.name and Path(self.name).name != self.name:
-            raise SpecbenchError(f"--name {self.name} is a path", "give a plain name, and the folder with --output")
-        if self.fresh:
-            aside = store.move_aside()
-            if aside is not None:
-                self._note(f"the old run is now {aside}")
-        return store
+        if self.name and (Path(self.name).name != self.name or self.name == ".."):
+            raise SpecbenchError(
+                f"--name {self.name} is a path", "give a plain name, and the folder with --output"
+            )
+        return RunStore(self.output / (self.name or default_name(self.config.target)))
+
+    def _make_room(self, store: RunStore, earlier: Run | None) -> None:
+        """Cut a half-written block off a run that goes on; with --fresh move the old run aside."""
+        if earlier is not None:
+            store.resume()
+        elif self.fresh and (aside := store.move_aside()) is not None:
+            self._note(f"the old run is now {aside}")
 
     def _check_same(self, earlier: Run) -> None:
         differences = self.config.differences(earlier.manifest.get("config", {}))
@@ -140,7 +152,7 @@ class Session:
                 "use the same options to resume it, another --name, or --fresh to move it aside",
             )
 
-    def _open(self, specs: Sequence[tuple[str, Any]]) -> tuple[Target, list[Named]]:
+    def _open(self, specs: Sequence[tuple[str, Spec]]) -> tuple[Target, list[Named]]:
         import torch
 
         from specbench.build import build, open_target
@@ -154,7 +166,8 @@ class Session:
         alone = [named.label for named in methods if not named.method.batches]
         if alone and 1 not in self.config.batch_sizes:
             raise SpecbenchError(
-                f"{', '.join(alone)} runs at batch size 1 only", "add 1 to --batch-size, or leave the method out"
+                f"{', '.join(alone)} runs at batch size 1 only",
+                "add 1 to --batch-size, or leave the method out",
             )
         note = template_note(target.tokenizer, self.config.template_args)
         self._note_all([note] if note else [])
@@ -162,7 +175,12 @@ class Session:
         return target, methods
 
     def _manifest(
-        self, store: RunStore, tasks: Sequence[Task], target: Target, methods: Sequence[Named], earlier: Run | None
+        self,
+        store: RunStore,
+        tasks: Sequence[Task],
+        target: Target,
+        methods: Sequence[Named],
+        earlier: Run | None,
     ) -> dict[str, Any]:
         from specbench.runner import environment, template_hash
 
@@ -187,13 +205,14 @@ class Session:
 
     def _resumed(self, manifest: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         """The manifest of a run that goes on: its first start, and the starts since."""
+        now = json.loads(json.dumps(manifest))
         for what, why in (
             ("machine_fingerprint", "was begun on another machine"),
             ("target", "was begun with other weights"),
             ("drafters", "was begun with another drafter"),
             ("tasks", "was begun with other task files"),
         ):
-            if before.get(what) != manifest[what]:
+            if before.get(what) != now[what]:
                 raise SpecbenchError(
                     f"run {before.get('name')} {why}: one run is one {what.replace('_', ' ')}",
                     "choose another --name, or --fresh to move it aside",
@@ -206,7 +225,12 @@ class Session:
     # -- measuring -------------------------------------------------------------------------------------------
 
     def _measure(
-        self, store: RunStore, tasks: Sequence[Task], target: Target, methods: list[Named], earlier: Run | None
+        self,
+        store: RunStore,
+        tasks: Sequence[Task],
+        target: Target,
+        methods: list[Named],
+        earlier: Run | None,
     ) -> str:
         import torch
 
@@ -222,7 +246,10 @@ class Session:
         on_gpu = target.device.type == "cuda"
         gpu = nvml.open_gpu(str(target.device), warn=self._note) if on_gpu else None
         threads = 1 if on_gpu else torch.get_num_threads()
-        with Sampler(gpu) as sampler, Progress(self.console, blocks, done, enabled=not self.quiet) as progress:
+        with (
+            Sampler(gpu) as sampler,
+            Progress(self.console, blocks, done, enabled=not self.quiet) as progress,
+        ):
             runner = Runner(
                 config=self.config,
                 target=target,
@@ -251,9 +278,13 @@ class Session:
             out = Console(highlight=False)
             out.print(render(summary, out.width))
         if ended == "time budget":
-            self._note("the time budget ended the run early; the same command goes on where it stopped")
+            self._note(
+                f"the time budget ended the run early; the same command with --name {run.path.name} goes on"
+            )
         if ended == "interrupted":
-            self._note(f"interrupted: the finished blocks are in {run.path}; the same --name {run.path.name} resumes")
+            self._note(
+                f"interrupted: the finished blocks are in {run.path}; the same --name {run.path.name} resumes"
+            )
         if run.trials:
             self._report(summary, run)
         return self._verdict(run, summary, ended)
@@ -280,14 +311,19 @@ class Session:
         measured = {trial.method for trial in run.trials if trial.error is None and trial.excluded is None}
         missing = [method["label"] for method in run.manifest["methods"] if method["label"] not in measured]
         if missing:
-            why = next((trial.error for trial in run.trials if trial.error), "no block was finished")
+            errors = (trial.error for trial in run.trials if trial.error and trial.method in missing)
+            why = next(errors, "no block was finished")
             raise SpecbenchError(
                 f"nothing was measured of {', '.join(missing)}: {why}",
-                "give the run more time or other prompts" if ended != "complete" else "mend the cause and run again",
+                "give the run more time or other prompts"
+                if ended != "complete"
+                else "mend the cause and run again",
             )
         failed = sum(trial.error is not None for trial in run.trials)
         if failed:
-            self._note(f"{failed} of {len(run.trials)} trials failed: see `error` in {run.path / 'trials.jsonl'}")
+            self._note(
+                f"{failed} of {len(run.trials)} trials failed: see `error` in {run.path / 'trials.jsonl'}"
+            )
         return 1 if failed and self.strict else 0
 
     def _refuse_bugs(self, run: Run) -> None:
@@ -298,10 +334,12 @@ class Session:
         if wrong:
             first = wrong[0]
             agreement = first.agreement or {}
+            gap = agreement["logit_gap"]
+            how = "one output ends there" if gap is None else f"logit gap {gap:.3g}"
             raise GateError(
                 f"{first.method} is said to be lossless but differs from vanilla in float32: {first.task} "
                 f"{first.question} turn {first.turn} at token {agreement['first_difference']}, "
-                f"logit gap {agreement['logit_gap']:.3g} ({len(wrong)} trials)",
+                f"{how} ({len(wrong)} trials)",
                 "this is a bug in the method or in specbench: please report it with the run's folder",
             )
 
@@ -311,6 +349,19 @@ class Session:
     def _note_all(self, notes: Sequence[str]) -> None:
         for note in dict.fromkeys(notes):
             self._note(f"note: {note}")
+
+
+def _counts(specs: Sequence[tuple[str, Spec]], blocks: Sequence[Block]) -> dict[str, int]:
+    """Trials, and the most tokens they may make; some methods run at batch size 1 only."""
+    from specbench.spec import find_method
+
+    counts = {"trials": 0, "new_tokens_at_most": 0}
+    for batches in (getattr(find_method(spec.name), "batches", True) for _, spec in specs):
+        for block in blocks:
+            if batches or block.batch_size == 1:
+                counts["trials"] += len(block.questions)
+                counts["new_tokens_at_most"] += len(block.questions) * block.max_new_tokens
+    return counts
 
 
 def _now() -> str:

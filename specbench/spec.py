@@ -1,16 +1,19 @@
 """Method SPECs: `name:key=value,key=value`, what they name, and the methods there are.
 
-A list value is joined with `+`, a nested SPEC stands in parentheses, `./file.py::Class:key=value` loads a file.
-Methods are found in `specbench.methods` (one file each), by entry point `specbench.methods`, or in a file.
+A list value is joined with `+`, a nested SPEC stands in parentheses, `./file.py::Class:key=value` loads a
+file. Methods are found in `specbench.methods` (one file each), by entry point `specbench.methods`, or in
+a file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -18,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, first_line
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,24 @@ def summary_line(cls: type) -> str:
 
 def options_of(cls: type) -> dict[str, inspect.Parameter]:
     """The options a method takes: the parameters of its constructor after the target."""
-    parameters = list(inspect.signature(cls, eval_str=True).parameters.values())[1:]
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {p.name: p for p in parameters if p.kind in named}
+    return {p.name: p for p in _parameters(cls) if p.kind in named}
+
+
+def takes_any_option(cls: type) -> bool:
+    """Whether the constructor ends in `**options` of its own (what a Drafter inherits means nothing)."""
+    from specbench.decoding.draft import Drafter
+
+    own = cls.__init__ is not Drafter.__init__  # type: ignore[misc]
+    return own and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(cls))
+
+
+def _parameters(cls: type) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(cls, eval_str=True)
+    except NameError:  # an annotation imported for type checkers only: the defaults' types must do
+        signature = inspect.signature(cls)
+    return list(signature.parameters.values())[1:]
 
 
 def convert_options(cls: type, spec: Spec) -> dict[str, Any]:
@@ -134,6 +152,9 @@ def convert_options(cls: type, spec: Spec) -> dict[str, Any]:
     known = options_of(cls)
     values = {}
     for key, text in spec.options.items():
+        if key not in known and takes_any_option(cls):
+            values[key] = _guessed(text)
+            continue
         if key not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise SpecbenchError(f"method {spec.name} has no option {key!r}", f"its options: {listed}")
@@ -143,7 +164,7 @@ def convert_options(cls: type, spec: Spec) -> dict[str, Any]:
 
 def _kind(parameter: inspect.Parameter) -> Any:
     """What an option's value must be: its annotation, else the type of its default."""
-    if parameter.annotation is not inspect.Parameter.empty:
+    if parameter.annotation is not inspect.Parameter.empty and not isinstance(parameter.annotation, str):
         return parameter.annotation
     default = parameter.default
     return str if default is inspect.Parameter.empty or default is None else type(default)
@@ -158,6 +179,14 @@ def _convert(text: str, kind: Any, key: str, spec: Spec) -> Any:
             errors.append(str(error))
     wanted = " or ".join(errors)
     raise SpecbenchError(f"option {key}={text} of {spec.name} is not {wanted}", f"give {key} as {wanted}")
+
+
+def _guessed(text: str) -> Any:
+    """The value of an option that nothing describes: a number or a truth value where it reads like one."""
+    for kind in (int, float, bool):
+        with contextlib.suppress(ValueError):
+            return _as(text, kind)
+    return text
 
 
 def _alternatives(kind: Any) -> list[Any]:
@@ -197,20 +226,31 @@ def _from_file(name: str) -> type:
     path, _, class_name = name.partition("::")
     file = Path(path).expanduser()
     if not file.is_file():
-        raise SpecbenchError(f"method file {path} does not exist", "give the path of a Python file: ./file.py::Class")
+        raise SpecbenchError(
+            f"method file {path} does not exist", "give the path of a Python file: ./file.py::Class"
+        )
+    module = _module(path, file)
+    if not hasattr(module, class_name):
+        raise SpecbenchError(
+            f"method file {path} has no class {class_name!r}", "name a class that is in the file"
+        )
+    return _checked(getattr(module, class_name), name)
+
+
+def _module(path: str, file: Path) -> types.ModuleType:
+    """The module of a file, run anew; in `sys.modules`, where dataclasses and pickle look for it."""
     module_spec = importlib.util.spec_from_file_location(f"specbench_method_{file.stem}", file)
     if module_spec is None or module_spec.loader is None:
         raise SpecbenchError(f"method file {path} is not a Python file", "give a path ending in .py")
-    module = importlib.util.module_from_spec(module_spec)
+    module = sys.modules[module_spec.name] = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - whatever a user's file raises is theirs to read, in one line
+    except Exception as error:
+        del sys.modules[module_spec.name]
         raise SpecbenchError(
-            f"method file {path} does not load: {type(error).__name__}: {error}", "mend the file and try again"
+            f"method file {path} does not load: {first_line(error)}", "mend the file and try again"
         ) from error
-    if not hasattr(module, class_name):
-        raise SpecbenchError(f"method file {path} has no class {class_name!r}", "name a class that is in the file")
-    return _checked(getattr(module, class_name), name)
+    return module
 
 
 def _only_class(module: types.ModuleType, name: str) -> type:
@@ -225,7 +265,9 @@ def _only_class(module: types.ModuleType, name: str) -> type:
 
 def _checked(cls: Any, name: str) -> type:
     if not (isinstance(cls, type) and _is_method(cls)):
-        raise SpecbenchError(f"{name} is not a Drafter or a Method", "subclass specbench.decoding.draft.Drafter")
+        raise SpecbenchError(
+            f"{name} is not a Drafter or a Method", "subclass specbench.decoding.draft.Drafter"
+        )
     return cls
 
 

@@ -7,8 +7,10 @@ Readers accept every older schema version and drop a half-written last block wit
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -115,7 +117,30 @@ class RunStore:
 
     @property
     def exists(self) -> bool:
-        return (self.path / MANIFEST).is_file()
+        """Whether there is a run to go on with.
+
+        Raises:
+            SpecbenchError: rows without their manifest, which nobody may add to.
+        """
+        if (self.path / MANIFEST).is_file():
+            return True
+        if (self.path / TRIALS).exists():
+            raise SpecbenchError(
+                f"{self.path} holds {TRIALS} but no {MANIFEST}",
+                "restore it, choose another --name, or --fresh to move the folder aside",
+            )
+        return False
+
+    def check_writable(self) -> None:
+        """Find out before anything is loaded whether results can be kept.
+
+        Raises:
+            SpecbenchError: the folder cannot be made, or nothing can be written into it.
+        """
+        with _writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path if self.path.is_dir() else self.path.parent):
+                pass
 
     def move_aside(self) -> Path | None:
         """Make room for a fresh run of the same name; returns where the old folder went."""
@@ -127,7 +152,9 @@ class RunStore:
                 with _writing(self.path):
                     self.path.rename(aside)
                 return aside
-        raise SpecbenchError(f"{self.path} was moved aside too often", "delete old runs or choose another --name")
+        raise SpecbenchError(
+            f"{self.path} was moved aside too often", "delete old runs or choose another --name"
+        )
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest as a whole: a reader sees the old one or the new one."""
@@ -148,30 +175,35 @@ class RunStore:
             _sync(file)
 
     def resume(self) -> Run:
-        """Read the run back and cut a half-written last block off the file, so that appending goes on after it."""
+        """Read the run back and cut a half-written last block off the file: appending goes on after it.
+
+        What stays is not written again: a resumed run keeps its first rows to the byte.
+        """
         run = read_run(self.path)
         if run.warnings:
-            with _writing(self.path):
-                draft = self.path / f".{TRIALS}.new"
-                with draft.open("w", encoding="utf-8") as file:
-                    file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in run.trials)
-                    _sync(file)
-                draft.replace(self.path / TRIALS)
+            with _writing(self.path), (self.path / TRIALS).open("rb+") as file:
+                whole = itertools.islice(file, len(run.trials))
+                file.truncate(sum(map(len, whole)))
+                _sync(file)
         return run
 
 
 def drop_incomplete(trials: Sequence[Trial], methods: Sequence[dict[str, Any]]) -> list[Trial]:
-    """`trials` without the rows of a last block that lacks the row of one of the manifest's `methods`."""
+    """`trials` without a last block that lacks rows: of a question, or of one of the manifest's `methods`.
+
+    A first attempt that was excluded is not whole without the second one.
+    """
     if not trials:
         return []
-    last = max(trial.block for trial in trials)
-    rows = [trial for trial in trials if trial.block == last]
-    attempts = {row.question: max(r.attempt for r in rows if r.question == row.question) for row in rows}
-    seen = {(row.question, row.method) for row in rows if row.attempt == attempts[row.question]}
+    rows = list(itertools.takewhile(lambda trial: trial.block == trials[-1].block, reversed(trials)))
+    questions = dict.fromkeys(row.question for row in rows)
+    counted = {(row.question, row.method) for row in rows if row.excluded is None}
     wanted = [m["label"] for m in methods if rows[0].batch_size == 1 or m.get("batches", True)]
-    if all((question, method) in seen for question in attempts for method in wanted):
+    batch = rows[0].batch  # the ids of its questions, joined; the refused ones are written first
+    all_asked = not batch or len("+".join(questions)) == len(batch)
+    if all_asked and all((question, method) in counted for question in questions for method in wanted):
         return list(trials)
-    return [trial for trial in trials if trial.block != last]
+    return list(trials[: len(trials) - len(rows)])
 
 
 def read_run(path: Path) -> Run:
@@ -181,34 +213,39 @@ def read_run(path: Path) -> Run:
         SpecbenchError: no run there, a newer schema, or a broken line that is not the last one.
     """
     manifest = _read_manifest(path)
+    trials, cut = _read_trials(path / TRIALS)
+    warnings = [f"{TRIALS}: the last line was cut short and is left out"] if cut else []
+    whole_blocks = drop_incomplete(trials, manifest.get("methods", []))
+    if len(whole_blocks) < len(trials):
+        warnings.append(f"{TRIALS}: the last block was not finished and is left out")
+    return Run(path, manifest, whole_blocks, warnings)
+
+
+def _read_trials(file: Path) -> tuple[list[Trial], bool]:
+    """The trials of a file, and whether its last line is not a whole one."""
+    if not file.is_file():
+        return [], False
+    *whole, rest = file.read_text(encoding="utf-8", errors="replace").split("\n")
     trials: list[Trial] = []
-    warnings: list[str] = []
-    file = path / TRIALS
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else [""]
-    whole, rest = lines[:-1], lines[-1]
     for number, line in enumerate(whole, start=1):
         try:
             trials.append(Trial.from_json(json.loads(line)))
         except (ValueError, TypeError, AttributeError) as error:
             if number == len(whole) and not rest:
-                rest = line
-                break
+                return trials, True
             raise SpecbenchError(
                 f"{file} line {number} is not a trial: {error}", "restore the file, or remove that line"
             ) from error
-    if rest:
-        warnings.append(f"{file.name}: the last line was cut short and is left out")
-    whole_blocks = drop_incomplete(trials, manifest.get("methods", []))
-    if len(whole_blocks) < len(trials):
-        warnings.append(f"{file.name}: the last block was not finished and is left out")
-    return Run(path, manifest, whole_blocks, warnings)
+    return trials, bool(rest)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecbenchError(f"{path} is not a run: it has no {MANIFEST}", "see `specbench ls runs`") from error
+        raise SpecbenchError(
+            f"{path} is not a run: it has no {MANIFEST}", "see `specbench ls runs`"
+        ) from error
     except ValueError as error:
         raise SpecbenchError(f"{path / MANIFEST} is not JSON: {error}", "restore it, or run again") from error
     if not isinstance(manifest, dict) or manifest.get("schema", 0) > SCHEMA:
@@ -263,7 +300,7 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise SpecbenchError(
             f"cannot write to {path}: {error.strerror or error}",
-            "free space or choose another --output; the same command then goes on where it stopped",
+            f"free space or choose another --output; --name {path.name} goes on from what is measured",
         ) from error
 
 

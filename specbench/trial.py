@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ import torch
 
 from specbench.build import VANILLA, Named, state
 from specbench.decoding.method import Request, Round
+from specbench.errors import first_line
 from specbench.measure.clock import Clock, NullClock, Timings
 from specbench.measure.cpu import CpuProbe, CpuReading
 from specbench.plan import Block
@@ -56,10 +59,10 @@ def seed_of(seed: int, task: str, question: str, turn: int, repeat: int, method:
 
 
 def generate(named: Named, request: Request, instruments: Instruments | None = None) -> Measured:
-    """Run a method on a request. What it raises becomes the `error`: one method's fault must not end a run."""
-    rounds: list[Round] = []
+    """Run a method on a request. What it raises becomes the `error`: one fault must not end a run."""
     clock: Any = Clock(instruments.device) if instruments else NullClock()
-    error = None
+    rounds: list[Round] = []
+    out_of_memory = False
     try:
         named.method.prepare(request)
         if instruments:
@@ -69,16 +72,38 @@ def generate(named: Named, request: Request, instruments: Instruments | None = N
         for one in named.method.generate(request, clock):
             rounds.append(one)
         timings = clock.stop()
+        tokens = _tokens(rounds, len(request.prompts))
     except Exception as problem:  # noqa: BLE001 - plug-ins and drivers may raise anything; it is recorded
-        error = describe(problem)
-        timings = NullClock().stop()
-        if is_out_of_memory(problem) and torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    tokens = [[t for one in rounds for t in one.tokens[row]] for row in range(len(request.prompts))]
-    if error or not instruments:
-        return Measured(tokens, rounds, timings, error=error)
-    cpu = instruments.cpu.stop(timings.total_s)
-    return Measured(tokens, rounds, timings, cpu, instruments.sampler.window(begin, perf_counter()))
+        error, out_of_memory = describe(problem), is_out_of_memory(problem)
+    else:
+        if not instruments:
+            return Measured(tokens, rounds, timings)
+        cpu = instruments.cpu.stop(timings.total_s)
+        return Measured(tokens, rounds, timings, cpu, instruments.sampler.window(begin, perf_counter()))
+    if out_of_memory:  # out here the exception is gone, and with it the frames that held the tensors
+        _free(named)
+    return Measured([[] for _ in request.prompts], [], NullClock().stop(), error=error)
+
+
+def _tokens(rounds: Sequence[Round], rows: int) -> list[list[int]]:
+    """The tokens of each row; ValueError for rounds that do not speak of every row (a faulty plug-in)."""
+    for number, one in enumerate(rounds):
+        columns: list[Sequence[Any]] = [one.tokens]
+        columns += [] if one.prefill else [one.drafted, one.depth, one.accepted]
+        if any(len(column) != rows for column in columns):
+            raise ValueError(f"round {number} of the method does not have {rows} rows in every column")
+    if not rounds or not rounds[0].prefill:
+        raise ValueError("the method's first round is not its prefill")
+    return [[token for one in rounds for token in one.tokens[row]] for row in range(rows)]
+
+
+def _free(named: Named) -> None:
+    """After running out of memory: give back what the next method can use."""
+    with contextlib.suppress(Exception):  # a method's own fault here changes nothing
+        named.method.release()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -90,10 +115,7 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 def describe(problem: BaseException) -> str:
     """One line for a trial's `error`."""
-    if is_out_of_memory(problem):
-        return "out of memory"
-    first = (str(problem).strip() or "no message").splitlines()[0]
-    return f"{type(problem).__name__}: {first}"
+    return "out of memory" if is_out_of_memory(problem) else first_line(problem)
 
 
 def rows_of(
@@ -133,7 +155,11 @@ def _row(
     trial.rounds = _rounds(measured, row)
     trial.nvml = measured.nvml
     if measured.cpu is not None:
-        trial.cpu_s, trial.load, trial.contended = measured.cpu.cpu_s, measured.cpu.load, measured.cpu.contended
+        trial.cpu_s, trial.load, trial.contended = (
+            measured.cpu.cpu_s,
+            measured.cpu.load,
+            measured.cpu.contended,
+        )
     return trial
 
 
@@ -179,18 +205,34 @@ def _rounds(measured: Measured, row: int) -> Rounds:
     )
 
 
-def agreement(target: Target, prompt: list[int], vanilla: list[int], other: list[int]) -> dict[str, Any]:
-    """Whether a greedy output is vanilla's, and if not, how close the target's decision was at the first difference.
+def agreement(
+    target: Target, prompt: list[int], vanilla: list[int], other: list[int]
+) -> dict[str, Any] | None:
+    """Whether a greedy output is vanilla's, and if not, how close the target's decision was where they part.
 
-    `logit_gap` is the difference of the target's two largest logits there, from one untimed teacher-forced pass.
+    `logit_gap` is the difference of the target's two largest logits there, from one untimed teacher-forced
+    pass; None where one output is the beginning of the other, since no tie explains stopping too early or too
+    late. All of it is None (unknown) if there is no memory for that pass.
     """
     if other == vanilla:
         return {"same": True, "first_difference": None, "logit_gap": None}
     pairs = zip(vanilla, other, strict=False)
-    first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(vanilla), len(other)))
-    target.reserve(1, len(prompt) + first)
-    top = target.prefill([prompt + vanilla[:first]]).logits[0, -1].float().topk(2).values
-    return {"same": False, "first_difference": first, "logit_gap": float(top[0] - top[1])}
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if first is None:
+        return {"same": False, "first_difference": min(len(vanilla), len(other)), "logit_gap": None}
+    try:
+        gap = _logit_gap(target, prompt + vanilla[:first])
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        return None
+    return {"same": False, "first_difference": first, "logit_gap": gap}
+
+
+def _logit_gap(target: Target, context: list[int]) -> float:
+    target.reserve(1, len(context))
+    top = target.prefill([context]).logits[0, -1].float().topk(2).values
+    return float(top[0] - top[1])
 
 
 def is_bug(trial: Trial, dtype: str) -> bool:
@@ -198,4 +240,4 @@ def is_bug(trial: Trial, dtype: str) -> bool:
     found = trial.agreement
     if dtype != "float32" or not trial.lossless or trial.method == VANILLA or not found or found["same"]:
         return False
-    return found["logit_gap"] > NEAR_TIE
+    return found["logit_gap"] is None or found["logit_gap"] > NEAR_TIE

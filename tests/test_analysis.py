@@ -191,6 +191,49 @@ def test_errors_and_exclusions_leave_the_estimates() -> None:
     assert vanilla["tokens_per_s"] == pytest.approx(55 / (4 * 10.5 + 99.5))
 
 
+def test_the_last_good_attempt_counts() -> None:
+    first = block("q1", 0, {"vanilla": {}, "fast": {"seconds": 1.0}})
+    again = block("q1", 0, {"vanilla": {}, "fast": {"seconds": 5.0}}, attempt=1)
+    row = row_of(first + again, "fast")
+    assert row["speedup"]["point"] == pytest.approx(10.5 / 5.5)
+    assert row["tokens"] == 11
+
+
+def test_excluded_rows_enter_no_mean() -> None:
+    trials = block("q1", 0, {"vanilla": {}}) + block(
+        "q2", 1, {"vanilla": {}}, prefill_s=9.0, excluded="throttled"
+    )
+    row = row_of(trials, "vanilla")
+    assert row["ttft_s"] == 0.5
+    assert row["tpot_s"] == 1.0
+
+
+def test_a_batch_of_several_categories_is_timed_in_none_of_them() -> None:
+    trials = [
+        trial(f"q{i}", method, batch_size=2, category=f"c{i}")
+        for method in ("vanilla", "fast")
+        for i in (range(2) if method == "vanilla" else (1, 0))  # pairs whatever the order of its rows
+    ]
+    assert row_of(trials, "fast", "chat")["speedup"]["point"] == 1.0
+    category = row_of(trials, "fast", "chat", category="c0")
+    assert category["speedup"]["point"] is None
+    assert category["tokens_per_s"] is None
+    assert category["tau"]["point"] == 1.0
+
+
+def test_a_missing_column_of_rounds_is_unknown() -> None:
+    trials = blocks(1, {"vanilla": {}, "fast": {"accepted": [1] * 5}})
+    trials[1].rounds.depth = []
+    trials[1].rounds.round_s = None
+    row = row_of(trials, "fast")
+    assert row["acceptance_by_position"] is None
+    assert row["round_s"] == {"p50": None, "p95": None, "p99": None}
+    assert row["alpha"] == 1.0
+    trials[1].rounds.drafted = []
+    row = row_of(trials, "fast")
+    assert (row["alpha"], row["acceptance_rate"], row["tau"]["point"]) == (None, None, pytest.approx(2.0))
+
+
 def test_one_bad_row_takes_its_batch_out() -> None:
     pair = [trial(f"q{i}", m, batch_size=2, block=0) for m in ("vanilla", "fast") for i in range(2)]
     pair[3].error = "out of memory"

@@ -81,6 +81,8 @@ def test_the_order_of_clusters_does_not_matter() -> None:
 def test_helpers() -> None:
     assert half_width({"low": 0.9, "point": 1.0, "high": 1.2}) == pytest.approx(0.15)
     assert half_width({"low": None, "point": 1.0, "high": None}) is None
-    assert clusters_needed(20, 0.2, 0.05) == 320
+    drawn = population(400, np.random.default_rng(4))
+    width = half_width(ratio_of_sums(drawn, SPEEDUP))
+    assert clusters_needed(drawn, SPEEDUP, width / 2) == pytest.approx(1600, rel=0.1)
     columns = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     assert sums_by(np.array([7, 3, 7]), columns).tolist() == [[2.0, 20.0], [5.0, 50.0]]

@@ -232,6 +232,10 @@ def test_terminal_prints_markup_as_text_and_warnings_with_cures() -> None:
     assert "random:[b]t[/b], RANDOM WEIGHTS, timing only" in text
     assert "warning: vanilla against itself reads 0.51x" in text
     assert "stop other work" in text
+    both = [t for i in range(2) for t in block("q", i, {"vanilla": {}, "[b]m[/b]": {}}, task=f"[i]t{i}[/i]")]
+    text = printed(both, 100)
+    assert text.count("[b]m[/b]") == 2
+    assert "[i]t0[/i]" in text
 
 
 def test_categories_stand_under_their_task() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from specbench.analysis.extract import is_random, temperature
-from specbench.analysis.intervals import MIN_CLUSTERS, clusters_needed, half_width
+from specbench.analysis.intervals import MIN_CLUSTERS, half_width
 
 Caution = dict[str, Any]
 
@@ -26,6 +26,7 @@ class Overall:
     row: dict[str, Any]
     parts: list[dict[str, Any]]  # its task rows
     clusters: int  # questions its interval rests on
+    needed: int | None  # questions that would narrow it to ±WANTED
     vanilla_tokens: int  # of the batches both measured
     method_tokens: int
 
@@ -143,12 +144,11 @@ def _wide(overall: Overall) -> Iterable[Caution]:
     row = overall.row
     width = half_width(row["speedup"])
     if width is not None and width > WIDE:
-        needed = clusters_needed(overall.clusters, width, WANTED)
         unit = "questions" if (row["batch_size"] or 1) == 1 else "batches"
         message = (
             f"{row['method']}: the speedup is known to ±{width:.0%} only, from {overall.clusters} {unit}"
         )
-        cure = f"about {needed} {unit} in all narrow it to ±{WANTED:.0%} (raise --limit)"
+        cure = f"about {overall.needed} {unit} in all narrow it to ±{WANTED:.0%} (raise --limit)"
         yield warning("wide-interval", message, cure, row["run"], row["method"])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from specbench.analysis import intervals
 from specbench.analysis.frame import MEMORY, NEAR_TIE, SPANS
 from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, ratio_of_sums, sums_by
 
@@ -50,6 +51,12 @@ def speed(pairs: pd.DataFrame) -> Fields:
 def clusters(pairs: pd.DataFrame) -> int:
     """How many questions (or batches of questions) the interval of the speedup rests on."""
     return len(_clusters(pairs, "batch_s", "tokens"))
+
+
+def clusters_needed(pairs: pd.DataFrame, wanted: float) -> int | None:
+    """How many of them would bring the speedup's half width to about `wanted`; None where it is unknown."""
+    known = _clusters(pairs, "batch_s", "tokens")
+    return intervals.clusters_needed(known, SPEEDUP, wanted) if np.all(known.sum(axis=0) > 0) else None
 
 
 def _clusters(pairs: pd.DataFrame, seconds: str, tokens: str) -> Floats:

@@ -73,9 +73,19 @@ def half_width(estimate: Estimate) -> float | None:
     return (high - low) / 2 / point
 
 
-def clusters_needed(clusters: int, width: float, wanted: float) -> int:
-    """About how many questions give a half width of `wanted`: it shrinks with the root of their number."""
-    return int(np.ceil(clusters * (width / wanted) ** 2))
+def clusters_needed(clusters: Floats, signs: tuple[float, ...], wanted: float) -> int:
+    """About how many questions like these give a half width of `wanted`: it falls with their root.
+
+    From the spread of the questions seen, not from their interval, which at few questions is wider than that.
+    """
+    spread = _spread(clusters / clusters.sum(axis=0), np.asarray(signs))
+    quantile = float(stats.norm.ppf((1 + LEVEL) / 2))
+    return int(np.ceil(len(clusters) * (quantile * spread / wanted) ** 2))
+
+
+def _spread(shares: Floats, signs: Floats) -> float:
+    """The delta method's standard error of a log ratio, from each cluster's shares of the column sums."""
+    return float(np.sqrt(np.sum((shares @ signs) ** 2)))
 
 
 def _bootstrap_t(clusters: Floats, signs: Floats) -> tuple[float | None, float | None]:
@@ -84,7 +94,7 @@ def _bootstrap_t(clusters: Floats, signs: Floats) -> tuple[float | None, float |
         return None, None
     shares = _pooled(clusters)
     shares = shares / shares.sum(axis=0)
-    spread = float(np.sqrt(np.sum((shares @ signs) ** 2)))
+    spread = _spread(shares, signs)
     if spread < 1e-12:  # every question agrees exactly: vanilla against itself
         return 0.0, 0.0
     resampled, variances = _resample(shares, signs)

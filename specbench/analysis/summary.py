@@ -78,6 +78,7 @@ def _summarise_run(run: RunData, name: str) -> tuple[list[dict[str, Any]], list[
             overall,
             [part for part in parts if part["category"] is None],
             estimates.clusters(group.pairs),
+            estimates.clusters_needed(group.pairs, caution.WANTED),
             int(group.pairs["tokens_v"].sum()),
             int(group.pairs["tokens"].sum()),
         )

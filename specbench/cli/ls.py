@@ -10,6 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from specbench.errors import SpecbenchError
+
+PROSE = ("what", "options", "drafters", "methods", "status")  # columns that may wrap on a terminal
+
 
 class What(StrEnum):
     targets = "targets"
@@ -71,7 +75,9 @@ def _methods() -> list[dict[str, Any]]:
             for option, p in options_of(cls).items()
         ]
         lossless = "lossless" if getattr(cls, "lossless", True) else "lossy"
-        rows.append({"method": name, "what": summary_line(cls), "options": ", ".join(options), "output": lossless})
+        rows.append(
+            {"method": name, "what": summary_line(cls), "options": ", ".join(options), "output": lossless}
+        )
     return rows
 
 
@@ -94,23 +100,29 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _runs(output: Path) -> list[dict[str, Any]]:
-    from specbench.store import list_runs, read_run
+    from specbench.store import list_runs
 
-    rows = []
-    for path in list_runs(output):
+    return [_run(path) for path in list_runs(output)]
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """One run's line; a damaged one says so and leaves the others in peace."""
+    from specbench.store import read_run
+
+    row: dict[str, Any] = dict.fromkeys(("run", "target", "methods", "trials", "status", "start"))
+    row["run"] = path.name
+    try:
         run = read_run(path)
-        manifest = run.manifest
-        rows.append(
-            {
-                "run": path.name,
-                "target": manifest.get("target", {}).get("name"),
-                "methods": ", ".join(m["label"] for m in manifest.get("methods", [])),
-                "trials": len(run.trials),
-                "status": manifest.get("status"),
-                "start": manifest.get("start"),
-            }
-        )
-    return rows
+    except SpecbenchError as error:
+        return row | {"status": f"unreadable: {error.message}"}
+    manifest = run.manifest
+    return row | {
+        "target": manifest.get("target", {}).get("name"),
+        "methods": ", ".join(method["label"] for method in manifest.get("methods", [])),
+        "trials": len(run.trials),
+        "status": manifest.get("status"),
+        "start": manifest.get("start"),
+    }
 
 
 def _spelled(value: Any) -> str:
@@ -118,14 +130,23 @@ def _spelled(value: Any) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
+    """Words are never cut: in a pipe or a log a row is one line, on a terminal prose wraps between words."""
     from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in rows[0]:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
-    Console(highlight=False).print(table)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    for column, *texts in zip(rows[0], *cells, strict=True):
+        pieces = [piece for text in texts for piece in (text.split() if column in PROSE else [text])]
+        widest = max(map(len, [*pieces, column]))
+        table.add_column(column, no_wrap=column not in PROSE, min_width=widest, overflow="fold")
+    for texts in cells:
+        table.add_row(*map(Text, texts))
+    console = Console(highlight=False)
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table)
+    wraps = console.is_terminal and console.width >= needed.minimum
+    console.width = console.width if wraps else needed.maximum
+    console.print(table, crop=False)

@@ -12,7 +12,7 @@ from specbench.errors import SpecbenchError
 
 HELP = """Measure speculative methods on a target, each against plain decoding on the same prompts.
 
-Without arguments: SmolLM2-135M-Instruct, every bundled task, methods that need no extra weights, short outputs.
+Without arguments: SmolLM2-135M-Instruct, all bundled tasks, methods that need no weights, short outputs.
 """
 
 Repeatable = list[str] | None
@@ -28,25 +28,40 @@ def run(
         str | None, typer.Option(help="Alias, Hub id, folder, GGUF file, or random:ALIAS (timing only).")
     ] = None,
     method: Annotated[
-        Repeatable, typer.Option(metavar="SPEC", help="name or name:key=value,…; repeat for more. vanilla always runs.")
+        Repeatable,
+        typer.Option(metavar="SPEC", help="name or name:key=value,…; repeat for more. vanilla always runs."),
     ] = None,
-    task: Annotated[Repeatable, typer.Option(help="Bundled name, FILE.jsonl, or hf:ID; repeat for more.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Questions a task, round-robin over its categories. 0: all.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="New tokens a request. Default: the task's own.")] = None,
+    task: Annotated[
+        Repeatable, typer.Option(help="Bundled name, FILE.jsonl, or hf:ID; repeat for more.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Questions a task, round-robin over its categories. 0: all.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="New tokens a request. Default: the task's own.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
     top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
-    ignore_eos: Annotated[bool | None, typer.Option("--ignore-eos", help="Always generate max-new-tokens.")] = None,
+    ignore_eos: Annotated[
+        bool | None, typer.Option("--ignore-eos", help="Always generate max-new-tokens.")
+    ] = None,
     batch_size: Annotated[str | None, typer.Option(metavar="1[,4,16]", help="Prompts a batch.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Times each block is measured.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Blocks run before, not measured.")] = None,
-    draft: Annotated[str | None, typer.Option(metavar="REF", help="Drafter weights, for methods that need some.")] = None,
-    engine: Annotated[str, typer.Option(help="native. (Serving engines are not part of this version.)")] = "native",
+    draft: Annotated[
+        str | None, typer.Option(metavar="REF", help="Drafter weights, for methods that need some.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="native. (Serving engines are not part of this version.)")
+    ] = "native",
     concurrency: Annotated[str, typer.Option(help="For serving engines.")] = "1",
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    device_map: Annotated[str | None, typer.Option(help="none, or auto to spread a target over devices.")] = None,
+    device_map: Annotated[
+        str | None, typer.Option(help="none, or auto to spread a target over devices.")
+    ] = None,
     attn: Annotated[str | None, typer.Option(help="auto, sdpa or eager.")] = None,
     threads: Annotated[str | None, typer.Option(help="CPU threads: auto or a number.")] = None,
     quantize: Annotated[str | None, typer.Option(help="none.")] = None,
@@ -58,21 +73,31 @@ def run(
         Repeatable, typer.Option(metavar="K=V", help="For the chat template, e.g. enable_thinking=false.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("results"),
-    reports: Annotated[Path, typer.Option(help="Folder for the report written at the end.")] = Path("reports"),
+    reports: Annotated[Path, typer.Option(help="Folder for the report written at the end.")] = Path(
+        "reports"
+    ),
     name: Annotated[str | None, typer.Option(help="The run's name; an existing one is resumed.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Move an existing run of that name aside.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and leave.")] = False,
-    config: Annotated[Path | None, typer.Option(help="Settings from a manifest.json; options override them.")] = None,
-    time_budget: Annotated[str | None, typer.Option(metavar="10m", help="Begin no block after this long.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings from a manifest.json; options override them.")
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(metavar="10m", help="Begin no block after this long.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Failed trials make the exit code 1.")] = False,
-    no_text: Annotated[bool | None, typer.Option("--no-text", help="Leave the generated text out of the rows.")] = None,
+    no_text: Annotated[
+        bool | None, typer.Option("--no-text", help="Leave the generated text out of the rows.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     if engine != "native":
         raise SpecbenchError(f"--engine {engine} is not part of this version", "leave --engine out")
     if concurrency != "1":
-        raise SpecbenchError("--concurrency is for serving engines, which are not part of this version", "use --batch-size")
+        raise SpecbenchError(
+            "--concurrency is for serving engines, which are not part of this version", "use --batch-size"
+        )
     given: dict[str, Any] = {
         "target": target,
         "methods": tuple(method) if method else None,
@@ -126,14 +151,16 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise SpecbenchError(f"--batch-size {text} is not a list of numbers", "write e.g. --batch-size 1,4,16") from None
+        raise SpecbenchError(
+            f"--batch-size {text} is not a list of numbers", "write e.g. --batch-size 1,4,16"
+        ) from None
     return numbers
 
 
 def _threads(text: str | None) -> int | None:
     if text is None or text == "auto":
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise SpecbenchError(f"--threads {text} is neither auto nor a number", "write e.g. --threads 4")
     return int(text)
 
@@ -150,11 +177,11 @@ def _seconds(text: str | None) -> float | None:
     """`90`, `90s`, `10m`, `1.5h` in seconds."""
     if text is None:
         return None
-    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], None)
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
         seconds = float(text[:-1]) * unit if unit else float(text)
     except ValueError:
         seconds = -1.0
-    if seconds < 0:
+    if not seconds >= 0:  # NaN is no time either
         raise SpecbenchError(f"--time-budget {text} is not a time", "write e.g. 90s, 10m or 1.5h")
     return seconds

@@ -34,7 +34,9 @@ class Context:
         start = torch.tensor(self.lengths, device=self.target.device)[:, None]
         positions = start + tree.depth
         slots = torch.where(tree.live, start + 1 + arange(width, start.device), 0)
-        return self.target.forward(tree.tokens, positions, slots, self._masks(tree, start, positions, slots, read))
+        return self.target.forward(
+            tree.tokens, positions, slots, self._masks(tree, start, positions, slots, read)
+        )
 
     def append(self, tokens: torch.Tensor, counts: list[int]) -> Pass:
         """Commit `counts[b]` tokens of each row of `tokens` `[B, T]` (right-padded), in one causal pass."""
@@ -45,7 +47,7 @@ class Context:
             live = depth < torch.tensor(counts, device=tokens.device)[:, None]
         tree = Tree(
             tokens, (depth - 1).clamp(min=0).expand(rows, -1), depth.expand(rows, -1), depth[:, None] >= depth,
-            live, live, counts, None, True, 1,
+            live, live, counts, counts, None, True, 1,
         )  # fmt: skip
         result = self.verify(tree)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
@@ -111,4 +113,6 @@ def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @lru_cache(maxsize=32)
 def _bounds(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros((), dtype=dtype, device=device), torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return torch.zeros((), dtype=dtype, device=device), torch.full(
+        (), torch.finfo(dtype).min, dtype=dtype, device=device
+    )

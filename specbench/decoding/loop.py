@@ -67,7 +67,9 @@ class _Generation:
         generators = self.request.generators
         while not all(self.finished):
             with self.clock.span("draft"):
-                budgets = [0 if done else left - 1 for done, left in zip(self.finished, self.remaining, strict=True)]
+                budgets = [
+                    0 if done else left - 1 for done, left in zip(self.finished, self.remaining, strict=True)
+                ]
                 drafts = self.drafter.propose(budgets, generators)
             active = [not done for done in self.finished]
             tree = collate(roots, drafts, active, self.target.vocab_size)
@@ -82,7 +84,9 @@ class _Generation:
             done = self._round(drafts, depth, accepted, emitted, budgets, active)
             with self.clock.span("draft"):
                 self.drafter.observe(
-                    Outcome(emitted, list(self.finished), accepted, result.logits, result.taps, tree, verdict.path)
+                    Outcome(
+                        emitted, list(self.finished), accepted, result.logits, result.taps, tree, verdict.path
+                    )
                 )
             self.clock.end_round()
             yield done
@@ -158,7 +162,9 @@ def _read(
         tokens = [row[3 : 3 + row[0]] + [row[1]] for row in packed]
         return accepted, list(tree.drafted), None, tokens
     depth = torch.where(tree.candidate, tree.depth, 0).amax(1, keepdim=True)
-    words = torch.cat([verdict.accepted[:, None], verdict.bonus[:, None], depth, verdict.path, tree.tokens], 1)
+    words = torch.cat(
+        [verdict.accepted[:, None], verdict.bonus[:, None], depth, verdict.path, tree.tokens], 1
+    )
     width = tree.tokens.shape[1]
     packed = words.tolist()
     accepted = [row[0] for row in packed]

@@ -104,7 +104,10 @@ def _config(request: Request) -> GenerationConfig:
             "top_p": sampling.top_p,
         }
     return GenerationConfig(
-        max_new_tokens=request.max_new_tokens, eos_token_id=stop or None, pad_token_id=stop[0] if stop else 0, **warp
+        max_new_tokens=request.max_new_tokens,
+        eos_token_id=stop or None,
+        pad_token_id=stop[0] if stop else 0,
+        **warp,
     )
 
 

@@ -46,15 +46,24 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return probs
 
 
-def draw(probs: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """One token for each distribution of `probs` `[B, ..., V]`, row b by `generators[b]`: int64 `[B, ...]`."""
-    rows = [
-        torch.multinomial(row.reshape(-1, row.shape[-1]), 1, generator=generator).view(row.shape[:-1])
-        for row, generator in zip(probs, generators, strict=True)
-    ]
-    return torch.stack(rows)
+def draw(probs: torch.Tensor, generators: Sequence[torch.Generator], counts: Sequence[int]) -> torch.Tensor:
+    """A token for the first `counts[b]` distributions of each row of `probs` `[B, T, V]`: int64 `[B, T]`.
+
+    Row b draws by `generators[b]`, as many times as it needs and no more, so that its tokens do not depend on
+    how wide its neighbours make the batch. What is not drawn is 0.
+    """
+    tokens = torch.zeros(probs.shape[:2], dtype=torch.long, device=probs.device)
+    for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+        if count:
+            tokens[row, :count] = torch.multinomial(probs[row, :count], 1, generator=generator)[:, 0]
+    return tokens
 
 
-def uniforms(shape: torch.Size, generators: Sequence[torch.Generator], device: torch.device) -> torch.Tensor:
-    """Uniform numbers in [0, 1) of `shape` `[B, ...]`, row b by `generators[b]`."""
-    return torch.stack([torch.rand(shape[1:], generator=g, device=device) for g in generators])
+def uniforms(width: int, generators: Sequence[torch.Generator], counts: Sequence[int]) -> torch.Tensor:
+    """`counts[b]` uniform numbers in [0, 1) by `generators[b]`, then ones: float `[B, width]`."""
+    device = generators[0].device
+    numbers = torch.ones(len(generators), width, device=device)
+    for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+        if count:
+            numbers[row, :count] = torch.rand(count, generator=generator, device=device)
+    return numbers

@@ -24,6 +24,7 @@ class Tree:
         candidate: bool [B, T], drafted nodes (not the root, probes or padding)
         live: bool [B, T], all but padding
         drafted: nodes of each row
+        widths: columns of each row before its padding (root, nodes, probes)
         probs: float [B, T, V] q of each node (one-hot where deterministic), None if no draft has any
         chain: True if every row is a plain chain, so that column j is at depth j
         siblings: the most children any node has
@@ -36,6 +37,7 @@ class Tree:
     candidate: torch.Tensor
     live: torch.Tensor
     drafted: list[int]
+    widths: list[int]
     probs: torch.Tensor | None
     chain: bool
     siblings: int
@@ -53,7 +55,8 @@ def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool]
     device = roots.device
     drafted = [len(draft) for draft in drafts]
     riders = [0 if draft.probes is None else len(draft.probes.tokens) for draft in drafts]
-    width = 1 + max(n + p for n, p in zip(drafted, riders, strict=True))
+    widths = [1 + n + p for n, p in zip(drafted, riders, strict=True)]
+    width = max(widths)
     if width == 1:
         tokens = roots[:, None]
     else:
@@ -82,7 +85,7 @@ def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool]
         visible, depth = _place_probes(drafts, visible, depth)
         siblings = _most_siblings(drafts, parents, candidate)
     return Tree(
-        tokens, parents, depth, visible, candidate, live, drafted,
+        tokens, parents, depth, visible, candidate, live, drafted, widths,
         _collate_probs(drafts, width, vocab, device), chain, siblings,
     )  # fmt: skip
 

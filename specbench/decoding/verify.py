@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from specbench.decoding.sampling import Sampling, draw, probabilities, uniforms
 from specbench.decoding.tree import Tree, earlier_siblings, walk
@@ -42,7 +43,7 @@ def verify(
     assert generators is not None, "sampling needs a generator a row"
     p = probabilities(logits, sampling)
     if tree.probs is None:
-        return _match(tree, draw(p, generators))
+        return _match(tree, draw(p, generators, tree.widths))
     return _reject(tree, p, tree.probs, generators)
 
 
@@ -62,7 +63,8 @@ def _match(tree: Tree, named: torch.Tensor) -> Verdict:
 def _reject(tree: Tree, p: torch.Tensor, q: torch.Tensor, generators: Sequence[torch.Generator]) -> Verdict:
     """Rejection sampling over families of siblings; one step a sibling rank, all nodes of that rank at once."""
     rows, width, vocab = p.shape
-    u = uniforms(tree.tokens.shape, generators, p.device)
+    # None for the root: a row without a draft draws its bonus alone, as it would by the other rule.
+    u = pad(uniforms(width - 1, generators, [w - 1 for w in tree.widths]), (1, 0))
     rank = earlier_siblings(tree).sum(-1)
     q_token = q.gather(2, tree.tokens[..., None])[..., 0]
     # Column `width` takes the writes of nodes that have nothing to say.
@@ -82,5 +84,5 @@ def _reject(tree: Tree, p: torch.Tensor, q: torch.Tensor, generators: Sequence[t
         target = torch.where(judged & ~kept, tree.parents, width)
         residual.scatter_(1, target[..., None].expand(-1, -1, vocab), left)
     accepted, last, path = walk(tree, matched)
-    final = residual.gather(1, last[:, None, None].expand(-1, 1, vocab))[:, 0]
-    return Verdict(accepted, draw(final, generators), path)
+    final = residual.gather(1, last[:, None, None].expand(-1, 1, vocab))
+    return Verdict(accepted, draw(final, generators, [1] * rows)[:, 0], path)

@@ -38,7 +38,10 @@ class SlotCache(Cache):
             if keys is not None and values is not None:
                 # Free the old buffer before the new one is made.
                 self._keys[layer] = self._values[layer] = None
-                k_spec, v_spec = (keys.shape, keys.dtype, keys.device), (values.shape, values.dtype, values.device)
+                k_spec, v_spec = (
+                    (keys.shape, keys.dtype, keys.device),
+                    (values.shape, values.dtype, values.device),
+                )
                 del keys, values
                 self._keys[layer] = _buffer(k_spec, rows, slots)
                 self._values[layer] = _buffer(v_spec, rows, slots)

@@ -1,0 +1,36 @@
+"""Fixtures that several files share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tiny_folder import Workplace, quiet_machine, save_folder, write_task
+
+QUESTIONS = (["hello you", "and more"], ["second one x y z"], ["third one x y x y x y"])
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer, in a folder."""
+    return save_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def make_place(
+    tiny_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Workplace]]:
+    """Places to run in, on one thread: a tiny model gains nothing from more, and waits on a busy machine."""
+    import torch
+
+    def make(name: str) -> Workplace:
+        path = tmp_path_factory.mktemp(name)
+        task = write_task(path / "work.jsonl", QUESTIONS)
+        return Workplace(path, tiny_target, task, ["--threads", 1, "--warmup", 0])
+
+    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
+    with quiet_machine():
+        yield make
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(gradients)
