@@ -285,7 +285,7 @@ class Runner:
 
 @contextlib.contextmanager
 def settled_heap() -> Iterator[None]:
-    """What is loaded by now is no garbage: a collection that falls into a trial need not look at it (0.2 s)."""
+    """What is loaded by now is no garbage: a collection in the middle of a trial need not look at it."""
     gc.collect()
     gc.freeze()
     try:

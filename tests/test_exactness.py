@@ -25,7 +25,12 @@ SAMPLINGS = [
     Sampling(0.7, top_p=0.9),
     *(
         pytest.param(sampling, marks=pytest.mark.slow)
-        for sampling in [Sampling(0.7), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=4), Sampling(0.7, top_k=10)]
+        for sampling in [
+            Sampling(0.7),
+            Sampling(1.0, top_p=0.9),
+            Sampling(1.0, top_k=4),
+            Sampling(0.7, top_k=10),
+        ]
     ),
 ]
 
@@ -55,7 +60,9 @@ def exact(target: Target, sampling: Sampling) -> np.ndarray:
     return joint
 
 
-def sampled(target: Target, drafter: Drafter, sampling: Sampling, answer: list[int] | None = None) -> np.ndarray:
+def sampled(
+    target: Target, drafter: Drafter, sampling: Sampling, answer: list[int] | None = None
+) -> np.ndarray:
     """The same distribution from `SAMPLES` generations of four tokens (so that drafts are up to three deep)."""
     method, counts = DraftVerify(target, drafter), np.zeros((VOCAB,) * 3)
     generators = [torch.Generator().manual_seed(row) for row in range(ROWS)]
@@ -64,7 +71,7 @@ def sampled(target: Target, drafter: Drafter, sampling: Sampling, answer: list[i
         method.set_answer([answer] * ROWS)
     for _ in range(SAMPLES // ROWS):
         rounds = list(method.generate(request, NullClock()))
-        tokens = np.array([sum((r.tokens[row] for r in rounds), [])[:3] for row in range(ROWS)])
+        tokens = np.array([[t for r in rounds for t in r.tokens[row]][:3] for row in range(ROWS)])
         np.add.at(counts, tuple(tokens.T), 1)
     return counts / SAMPLES
 
@@ -75,7 +82,9 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 def noise(joint: np.ndarray) -> tuple[float, float]:
     """Mean and deviation of the total variation of an honest sample of the same size."""
-    draws = np.random.default_rng(0).multinomial(SAMPLES, joint.ravel(), 200).reshape(-1, *joint.shape) / SAMPLES
+    draws = (
+        np.random.default_rng(0).multinomial(SAMPLES, joint.ravel(), 200).reshape(-1, *joint.shape) / SAMPLES
+    )
     distances = [distance(one, joint) for one in draws]
     return float(np.mean(distances)), float(np.std(distances))
 
@@ -99,7 +108,9 @@ class SampledTree(Drafter):
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         assert generators is not None
-        return [self._row(last, min(b, 2), g) for last, b, g in zip(self.last, budgets, generators, strict=True)]
+        return [
+            self._row(last, min(b, 2), g) for last, b, g in zip(self.last, budgets, generators, strict=True)
+        ]
 
     def _row(self, last: int, depth: int, generator: torch.Generator) -> Draft:
         tokens: list[int] = []
@@ -111,7 +122,9 @@ class SampledTree(Drafter):
             for parent, token in frontier:
                 q = self.table[token].softmax(-1)
                 for _ in range(1 if self.biased else 2):
-                    child = int(q.argmax()) if self.biased else int(torch.multinomial(q, 1, generator=generator))
+                    child = (
+                        int(q.argmax()) if self.biased else int(torch.multinomial(q, 1, generator=generator))
+                    )
                     tokens.append(child)
                     parents.append(parent)
                     probs.append(q)

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
-from transformers import Gemma3TextConfig, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
 
 from specbench.decoding.draft import Draft, Drafter, Probes
 from specbench.decoding.loop import DraftVerify
@@ -106,14 +113,20 @@ class RandomTrees(Drafter):
         self.done = [done + len(new) for done, new in zip(self.done, outcome.tokens, strict=True)]
 
     def propose(self, budgets: list[int], generators: object) -> list[Draft]:
-        return [self.tree(truth[done:], b) for truth, done, b in zip(self.truths, self.done, budgets, strict=True)]
+        return [
+            self.tree(truth[done:], b) for truth, done, b in zip(self.truths, self.done, budgets, strict=True)
+        ]
 
     def tree(self, truth: list[int], budget: int) -> Draft:
         nodes: list[tuple[int, int, int]] = []  # parent, token, depth
         for _ in range(self.max_nodes if budget else 0):
             parent = self.dice.randrange(-1, len(nodes))
             depth = 1 if parent < 0 else nodes[parent][2] + 1
-            token = truth[depth - 1] if depth <= len(truth) and self.dice.random() < 0.6 else self.dice.randrange(VOCAB)
+            token = (
+                truth[depth - 1]
+                if depth <= len(truth) and self.dice.random() < 0.6
+                else self.dice.randrange(VOCAB)
+            )
             if depth <= budget and all((p, t) != (parent, token) for p, t, _ in nodes):
                 nodes.append((parent, token, depth))
         return Draft([t for _, t, _ in nodes], [p for p, _, _ in nodes])
@@ -135,7 +148,9 @@ def test_greedy_equals_transformers(target: Target, rows: int) -> None:
         assert outputs == list(answers.values()), name
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "heuristic"}, {"schedule": "confidence", "threshold": 0.2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "heuristic"}, {"schedule": "confidence", "threshold": 0.2}]
+)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_poor_draft_changes_nothing(llama: Target, options: dict, rows: int) -> None:
     prompts = tiny.prompts(rows, VOCAB, seed=3)
@@ -186,7 +201,9 @@ def test_a_round_costs_the_draft_k_passes(llama: Target) -> None:
     draft = noisy_copy(llama, 0.02)
     passes = []
     draft.model.register_forward_pre_hook(lambda *_: passes.append(1))
-    _, rounds = generate(DraftVerify(llama, DraftModel(llama, draft=draft, k=4)), Request(tiny.prompts(1, VOCAB), NEW))
+    _, rounds = generate(
+        DraftVerify(llama, DraftModel(llama, draft=draft, k=4)), Request(tiny.prompts(1, VOCAB), NEW)
+    )
     assert len(passes) == sum(r.drafted[0] for r in rounds[1:])
 
 
@@ -196,7 +213,11 @@ def test_stop_token_and_limit_are_exact(llama: Target, rows: int) -> None:
     free = [hf_greedy(llama, prompt, 24) for prompt in prompts]
     stop = frozenset({free[0][10], free[-1][5]})
     answers = {tuple(p): a for p, a in zip(prompts, free, strict=True)}
-    for drafter in (Drafter(llama), RandomTrees(llama, answers), DraftModel(llama, draft=Target(llama.model), k=5)):
+    for drafter in (
+        Drafter(llama),
+        RandomTrees(llama, answers),
+        DraftModel(llama, draft=Target(llama.model), k=5),
+    ):
         outputs, rounds = generate(DraftVerify(llama, drafter), Request(prompts, 24, stop))
         for prompt, output in zip(prompts, outputs, strict=True):
             assert output == hf_greedy(llama, prompt, 24, sorted(stop))
@@ -244,9 +265,13 @@ def test_taps_and_logits_are_those_of_a_plain_forward(llama: Target) -> None:
                 prefill.taps[name][row, : len(prompt)], expected[0, : len(prompt)], atol=1e-5, rtol=1e-4
             )
             for step, heard in enumerate(rounds):
-                torch.testing.assert_close(heard.taps[name][row, 0], expected[0, len(prompt) + step], atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(
+                    heard.taps[name][row, 0], expected[0, len(prompt) + step], atol=1e-5, rtol=1e-4
+                )
         for step, heard in enumerate(rounds):
-            torch.testing.assert_close(heard.logits[row, 0], plain.logits[0, len(prompt) + step], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                heard.logits[row, 0], plain.logits[0, len(prompt) + step], atol=1e-5, rtol=1e-4
+            )
 
 
 class Window(Drafter):
@@ -287,7 +312,9 @@ def test_a_row_does_not_depend_on_its_neighbours(llama: Target) -> None:
     def run(rows: list[int]) -> list[list[int]]:
         generators = [torch.Generator().manual_seed(100 + row) for row in rows]
         method = DraftVerify(llama, DraftModel(llama, draft=draft, k=3))
-        return generate(method, Request([prompts[row] for row in rows], 20, frozenset(), sampling, generators))[0]
+        return generate(
+            method, Request([prompts[row] for row in rows], 20, frozenset(), sampling, generators)
+        )[0]
 
     together = run([0, 1, 2])
     assert run([0, 1, 2]) == together, "same seeds, same tokens"
@@ -300,10 +327,17 @@ def test_a_draft_with_a_padded_vocabulary(llama: Target) -> None:
     for size in (VOCAB - 8, VOCAB + 8):
         drafter = DraftModel.__new__(DraftModel)
         Drafter.__init__(drafter, llama)
-        drafter.draft, drafter.k, drafter.schedule, drafter.threshold = tiny.llama(size, seed=3), 3, "constant", 0.4
+        drafter.draft, drafter.k, drafter.schedule, drafter.threshold = (
+            tiny.llama(size, seed=3),
+            3,
+            "constant",
+            0.4,
+        )
         drafter.max_nodes = 3
         method = DraftVerify(llama, drafter)
         outputs, _ = generate(method, Request([prompt], NEW))
         assert outputs == [hf_greedy(llama, prompt)]
-        request = Request([prompt], NEW, sampling=Sampling(1.0), generators=[torch.Generator().manual_seed(0)])
+        request = Request(
+            [prompt], NEW, sampling=Sampling(1.0), generators=[torch.Generator().manual_seed(0)]
+        )
         assert len(generate(method, request)[0][0]) == NEW

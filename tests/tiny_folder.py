@@ -149,7 +149,7 @@ class Workplace:
 
 @contextlib.contextmanager
 def quiet_machine() -> Iterator[None]:
-    """The processor probe sees no competitor, whatever this machine is doing; garbage is not looked for long."""
+    """The processor probe sees no competitor, whatever this machine does; garbage is not looked for long."""
     from specbench import runner
     from specbench.measure.cpu import CpuProbe
 

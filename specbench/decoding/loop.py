@@ -159,7 +159,7 @@ def _read(
     if tree.chain:
         packed = torch.cat([verdict.accepted[:, None], verdict.bonus[:, None], tree.tokens], 1).tolist()
         accepted = [row[0] for row in packed]
-        tokens = [row[3 : 3 + row[0]] + [row[1]] for row in packed]
+        tokens = [[*row[3 : 3 + row[0]], row[1]] for row in packed]
         return accepted, list(tree.drafted), None, tokens
     depth = torch.where(tree.candidate, tree.depth, 0).amax(1, keepdim=True)
     words = torch.cat(

@@ -1,0 +1,405 @@
+"""What goes wrong: bad input is two lines and exit 2, one fault is a recorded row, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from tiny_folder import CONTEXT, Result, Workplace, save_folder, write_task
+
+from specbench import store
+from specbench.measure.cpu import CpuProbe
+
+DRAFTER = "from specbench.decoding.draft import Draft, Drafter\nimport torch\n"
+
+
+@pytest.fixture(scope="module")
+def place(make_place: Any) -> Workplace:
+    return make_place("faults")
+
+
+@pytest.fixture
+def fresh(make_place: Any) -> Workplace:
+    """A place of its own, for tests that count what is on disk."""
+    return make_place("fault")
+
+
+def refused(result: Result, *wanted: str, code: int = 2) -> None:
+    """One line saying what, one saying what to do, no traceback, nothing on standard output."""
+    assert result.code == code, result.err
+    what, hint = result.error_lines
+    assert what.startswith("error: ")
+    assert hint.startswith("  hint: ")
+    assert "Traceback" not in result.err
+    for words in wanted:
+        assert words in what + hint, (words, result.error_lines)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (["--target", "llama-8c"], ["unknown target 'llama-8c'", "llama-8b"]),
+        (["--target", "./no/such"], ["no such folder: ./no/such"]),
+        (["--method", "prompt-lokup"], ["unknown method 'prompt-lokup'", "did you mean prompt-lookup?"]),
+        (["--method", "prompt-lookup:n=3"], ["no option 'n'", "k, ngram, partial"]),
+        (["--method", "vanilla:k=3"], ["no option 'k'", "none"]),
+        (["--method", "prompt-lookup:k=many"], ["k=many", "a whole number"]),
+        (["--method", "prompt-lookup:k=0"], ["k and ngram must be at least 1"]),
+        (["--method", "prompt-lookup:k"], ["is not key=value"]),
+        (["--method", "oracle", "--method", "oracle"], ["oracle is given twice"]),
+        (["--method", "draft-model"], ["needs a draft model", "--draft REF"]),
+        (["--method", "./nowhere.py::Mine"], ["nowhere.py does not exist"]),
+        (["--method", "hf-generate", "--batch-size", "2"], ["hf-generate runs at batch size 1 only"]),
+        (["--task", "chatt"], ["unknown task 'chatt'", "chat"]),
+        (["--task", "./none.jsonl"], ["none.jsonl: there is no such file"]),
+        (["--batch-size", "1,x"], ["--batch-size 1,x"]),
+        (["--batch-size", "0"], ["--batch-size 0"]),
+        (["--limit", "-1"], ["--limit -1 is negative"]),
+        (["--max-new-tokens", "0"], ["--max-new-tokens 0"]),
+        (["--temperature", "-1"], ["--temperature -1"]),
+        (["--top-p", "0"], ["--top-p 0"]),
+        (["--threads", "some"], ["--threads some"]),
+        (["--time-budget", "soon"], ["--time-budget soon is not a time"]),
+        (["--time-budget", "nan"], ["--time-budget nan is not a time"]),
+        (["--engine", "vllm"], ["--engine vllm"]),
+        (["--dtype", "int3"], ["unknown dtype 'int3'"]),
+        (["--device", "abacus"], ["unknown device 'abacus'"]),
+        (["--template-arg", "x"], ["--template-arg 'x' is not K=V"]),
+        (["--config", "./none.json"], ["none.json", "No such file"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
+)
+def test_refused_with_two_lines(place: Workplace, args: list[str], wanted: list[str]) -> None:
+    refused(place.run("--method", "prompt-lookup", *args, name="refused"), *wanted)
+    assert not (place.results / "refused").exists()
+
+
+def test_names_are_not_paths(place: Workplace) -> None:
+    for name in ("a/b", "..", "/tmp/x"):
+        refused(place.run("--method", "prompt-lookup", name=name), "is a path")
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"colour": 1}', "unknown settings: colour"),
+        ('{"limit": "three"}', 'limit="three"'),
+        ('{"methods": "oracle"}', 'methods="oracle"'),
+        ('{"temperature": true}', "temperature=true"),
+        ('{"target": null}', "target=null"),
+    ],
+)
+def test_config_files_that_are_none(place: Workplace, tmp_path: Path, config: str, wanted: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(config)
+    refused(place.run("--config", file, name="config"), wanted)
+
+
+def test_a_malformed_row_is_named_by_its_line(place: Workplace, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "broken.jsonl", [["one"], ["two"], ["three"]])
+    lines = task.read_text().splitlines()
+    task.write_text("\n".join([lines[0], lines[1][:-4], lines[2]]))
+    refused(place.run("--task", task, name="row"), "broken.jsonl, line 2: not JSON")
+
+
+def test_a_draft_with_another_tokenizer(place: Workplace, tmp_path: Path) -> None:
+    other = save_folder(tmp_path / "other", alphabet="".join(chr(c) for c in range(126, 31, -1)) + "\n")
+    result = place.run("--method", "draft-model", "--draft", other, name="draft")
+    refused(result, "another vocabulary", "same tokenizer")
+
+
+def test_a_folder_that_is_no_model(place: Workplace, tmp_path: Path) -> None:
+    refused(place.run("--target", tmp_path, "--method", "prompt-lookup", name="empty"), "has no config.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("1 +\n", "does not load: SyntaxError"),
+        ("import no_such_thing\n", "does not load: ModuleNotFoundError"),
+        ("class Other: ...\n", "has no class 'Mine'"),
+        ("class Mine: ...\n", "is not a Drafter or a Method"),
+        (
+            DRAFTER + "class Mine(Drafter):\n    def __init__(self, target):\n        1 / 0\n",
+            "ZeroDivisionError",
+        ),
+        (DRAFTER + "class Mine(Drafter):\n    def __init__(self, target, deep): ...\n", "deep"),
+    ],
+)
+def test_method_files_that_do_not_work(place: Workplace, tmp_path: Path, source: str, wanted: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    refused(place.run("--method", f"{file}::Mine", name="file"), wanted)
+
+
+# -- the disk ------------------------------------------------------------------------------------------------
+
+
+def test_an_output_folder_that_cannot_be_written(place: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with mock.patch("specbench.build.open_target") as loading:
+        result = place.run("--output", tmp_path / "file" / "results", "--method", "prompt-lookup")
+    refused(result, "cannot write to", "--output")
+    assert not loading.called  # known before anything is loaded
+
+
+def test_a_full_disk_keeps_what_is_measured(fresh: Workplace) -> None:
+    real, blocks = store._sync, []
+
+    def full(file: Any) -> None:
+        real(file)
+        if file.name.endswith("trials.jsonl"):
+            blocks.append(1)
+        if len(blocks) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with mock.patch.object(store, "_sync", full):
+        refused(fresh.run("--method", "prompt-lookup"), "No space left on device", "--name r")
+    before = fresh.trials_file().read_bytes()
+    assert {row["block"] for row in fresh.rows()} >= {0, 1}
+    assert fresh.run("--method", "prompt-lookup").code == 0
+    assert fresh.trials_file().read_bytes().startswith(before)
+    assert fresh.manifest()["status"] == "complete"
+
+
+def test_a_report_that_cannot_be_written_is_no_failure(fresh: Workplace) -> None:
+    (fresh.path / "reports").write_text("in the way")
+    result = fresh.run("--method", "prompt-lookup")
+    assert result.code == 0
+    assert "no report: cannot write" in result.err
+    assert len(fresh.rows()) == 8
+
+
+# -- prompts that cannot be run ------------------------------------------------------------------------------
+
+
+def test_unusable_prompts_are_recorded_and_the_run_goes_on(fresh: Workplace, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "mixed.jsonl", [[" "], ["fine"], ["x" * CONTEXT], ["first", "", "third"]])
+    options = ("--task", task, "--method", "prompt-lookup", "--batch-size", "1,2")
+    result = fresh.run(*options)
+    assert result.code == 0
+    errors = {(row["question"], row["turn"], row["error"]) for row in fresh.rows() if row["error"]}
+    too_long = f"prompt too long: {CONTEXT + 4} tokens + 12 new exceed the context of {CONTEXT}"
+    unasked = "an earlier turn has no answer of vanilla's to continue from"
+    assert errors == {
+        ("q1", 0, "empty prompt"),
+        ("q3", 0, too_long),
+        ("q4", 1, "empty prompt"),
+        ("q4", 2, unasked),
+    }
+    assert {row["finish"] for row in fresh.rows() if row["error"]} == {"error"}
+    good = {(r["question"], r["turn"], r["method"], r["batch_size"]) for r in fresh.rows() if not r["error"]}
+    wanted = {("q2", 0), ("q4", 0)}
+    assert good == {(*q, m, size) for q in wanted for m in ("vanilla", "prompt-lookup") for size in (1, 2)}
+    assert "16 of 24 trials failed" in result.err
+    assert fresh.run(*options, "--strict").code == 1
+
+
+def test_nothing_measured_is_exit_2(fresh: Workplace, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "long.jsonl", [["x" * CONTEXT]])
+    refused(
+        fresh.run("--task", task, "--method", "prompt-lookup"),
+        "nothing was measured of vanilla, prompt-lookup",
+    )
+    assert len(fresh.rows()) == 2
+    assert fresh.manifest()["status"] == "complete"
+
+
+# -- methods that fail ---------------------------------------------------------------------------------------
+
+FAILING = (
+    DRAFTER
+    + """
+class Mine(Drafter):
+    def begin(self, prompts):
+        self.bad = len(prompts[0]) == {length}
+        self.calls = 0
+    def propose(self, budgets, generators):
+        self.calls += 1
+        if self.bad and self.calls == 3:
+            raise {error}
+        return [Draft()] * len(budgets)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        ('KeyError("table")', "KeyError: 'table'"),
+        ('torch.OutOfMemoryError("CUDA out of memory")', "out of memory"),
+        ("MemoryError()", "out of memory"),
+    ],
+)
+def test_a_method_that_fails_in_the_middle(fresh: Workplace, error: str, recorded: str) -> None:
+    length = len("<s>.second one x y z\n.") - len("<s>") + 1
+    spec = fresh.plug_in(FAILING.format(length=length, error=error))
+    result = fresh.run("--method", spec, "--method", "prompt-lookup", "--json")
+    assert result.code == 0, result.err
+    failed = [row for row in fresh.rows() if row["error"]]
+    assert [(row["question"], row["method"], row["error"]) for row in failed] == [("q2", spec, recorded)]
+    assert failed[0]["batch_s"] is None
+    assert failed[0]["output_ids"] == []
+    overall = {r["method"]: r for r in json.loads(result.out)["rows"] if r["task"] == "overall"}
+    assert (overall[spec]["failed"], overall["prompt-lookup"]["failed"]) == (1, 0)
+    counted = [row["output_tokens"] for row in fresh.rows() if row["method"] == spec and not row["error"]]
+    assert len(counted) == 3
+    assert overall[spec]["tokens"] == sum(counted)
+
+
+def test_a_method_that_always_fails_is_named(fresh: Workplace) -> None:
+    spec = fresh.plug_in(DRAFTER + "class Mine(Drafter):\n    def observe(self, outcome):\n        1 / 0\n")
+    result = fresh.run("--method", spec, "--method", "prompt-lookup")
+    refused_with_table(result, f"nothing was measured of {spec}: ZeroDivisionError: division by zero")
+    assert sum(row["error"] is None for row in fresh.rows()) == 8
+
+
+def refused_with_table(result: Result, wanted: str, code: int = 2) -> None:
+    assert result.code == code, result.err
+    assert "vanilla" in result.out  # what was measured is shown
+    assert len(result.error_lines) == 2
+    assert wanted in result.error_lines[0]
+
+
+LIAR = """
+from dataclasses import replace
+from specbench.decoding.draft import Drafter
+from specbench.decoding.loop import DraftVerify
+
+class Mine(DraftVerify):
+    def __init__(self, target, how="wrong"):
+        super().__init__(target, Drafter(target))
+        self.how = how
+    def generate(self, request, clock):
+        for number, one in enumerate(super().generate(request, clock)):
+            if number == 4 and self.how == "short":
+                return
+            if number == 4:
+                one = replace(one, tokens=[[(t + 1) % 100 for t in row] for row in one.tokens])
+            yield one
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("wrong", "logit gap"), ("short", "one output ends there")])
+def test_a_lossless_method_that_differs_fails_the_gate(fresh: Workplace, how: str, said: str) -> None:
+    spec = fresh.plug_in(LIAR) + f":how={how}"
+    result = fresh.run("--method", spec)
+    assert result.code == 1
+    assert len(result.error_lines) == 2
+    assert f"{spec} is said to be lossless but differs from vanilla in float32: work q1 turn 0" in result.err
+    assert "at token 4" in result.err
+    assert said in result.err
+    wrong = [row for row in fresh.rows() if row["method"] == spec]
+    assert [row["agreement"]["first_difference"] for row in wrong] == [4] * 4
+    assert fresh.manifest()["status"] == "complete"
+
+
+def test_a_lossy_method_that_says_so_passes(fresh: Workplace) -> None:
+    spec = fresh.plug_in(LIAR.replace("self.how = how", "self.how, self.lossless = how, False"))
+    assert fresh.run("--method", spec).code == 0
+    assert not any(row["agreement"]["same"] for row in fresh.rows() if row["method"] == spec)
+    assert fresh.manifest()["methods"][1]["lossless"] is False
+
+
+def test_rounds_of_the_wrong_shape_are_a_recorded_error(fresh: Workplace) -> None:
+    source = (
+        "from specbench.decoding.method import Method, Round\n"
+        "class Mine(Method):\n    def __init__(self, target): ...\n"
+        "    def generate(self, request, clock):\n"
+        "        yield Round([[5]], prefill=True)\n        clock.end_prefill()\n        yield Round([[6]])\n"
+    )
+    spec = fresh.plug_in(source)
+    result = fresh.run("--method", spec)
+    refused_with_table(result, "round 1 of the method does not have 1 rows in every column")
+
+
+# -- plug-ins that work --------------------------------------------------------------------------------------
+
+ANY_OPTIONS = (
+    "from __future__ import annotations\n"
+    "from dataclasses import dataclass\n"
+    "from typing import TYPE_CHECKING\n"
+    + DRAFTER
+    + """
+if TYPE_CHECKING:
+    from somewhere import Target
+
+@dataclass
+class Memory:
+    seen: list[int]
+
+class Mine(Drafter):
+    def __init__(self, target: Target, **options):
+        self.options = options
+        assert options == {"k": 2, "rate": 0.5, "loud": True, "mode": "x"}, options
+    def begin(self, prompts):
+        self.rows = [Memory(list(p)) for p in prompts]
+    def observe(self, outcome):
+        for row, tokens in zip(self.rows, outcome.tokens):
+            row.seen += tokens
+    def propose(self, budgets, generators):
+        return [Draft(row.seen[-self.options["k"]:][:b]) for row, b in zip(self.rows, budgets)]
+    max_nodes = 2
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (ANY_OPTIONS, ":k=2,loud=true,mode=x,rate=0.5"),
+        (ANY_OPTIONS.replace("**options):", "k=3, *, rate=0.1, loud=False, mode='y'):").replace(
+            "self.options = options", "options = self.options = dict(k=k, rate=rate, loud=loud, mode=mode)"
+        ), ":k=2,loud=true,mode=x,rate=0.5"),
+    ],
+    ids=["any options", "named options"],
+)  # fmt: skip
+def test_a_drafter_written_to_the_contract(fresh: Workplace, source: str, options: str) -> None:
+    spec = fresh.plug_in(source) + options
+    result = fresh.run("--method", spec, "--batch-size", "1,2", "--ignore-eos")
+    assert result.code == 0, result.err
+    mine = [row for row in fresh.rows() if row["method"] == spec]
+    assert all(row["agreement"]["same"] for row in mine)
+    assert {max(row["rounds"]["drafted"]) for row in mine} == {2}
+
+
+# -- a machine that is not quiet -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["contended", "throttled"])
+def test_a_disturbed_block_is_measured_once_more(fresh: Workplace, reason: str) -> None:
+    """The third trial of the run is disturbed, and so is every trial of the repeated block."""
+    real, calls = CpuProbe.stop, []
+
+    def stop(self: CpuProbe, *args: Any) -> Any:
+        calls.append(1)
+        disturbed = reason == "contended" and 3 <= len(calls) <= 6
+        return replace(real(self, *args), contended=disturbed)
+
+    def throttled(_window: Any) -> bool:
+        return reason == "throttled" and 3 <= len(calls) <= 6
+
+    with mock.patch.object(CpuProbe, "stop", stop), mock.patch("specbench.runner.throttled", throttled):
+        result = fresh.run("--method", "prompt-lookup", "--json")
+    assert result.code == 0, result.err
+    rows = [row for row in fresh.rows() if row["block"] == 1]
+    marks = [(row["attempt"], row["method"], row["excluded"]) for row in rows]
+    labels = ("vanilla", "prompt-lookup")
+    assert marks == [(0, label, reason) for label in labels] + [(1, label, None) for label in labels]
+    assert {row["attempt"] for row in fresh.rows() if row["block"] != 1} == {0}
+    if reason == "contended":
+        assert [row["contended"] for row in rows if row["attempt"] == 1] == [True, True]
+    vanilla = next(r for r in json.loads(result.out)["rows"] if r["task"] == "overall")
+    assert (vanilla["trials"], vanilla["excluded"]) == (5, 1)
+    counted = [row for row in fresh.rows() if row["method"] == "vanilla" and row["excluded"] is None]
+    assert vanilla["tokens"] == sum(row["output_tokens"] for row in counted)
