@@ -96,7 +96,9 @@ class DraftModel(Drafter):
                 wanted = [min(w, step) if stop else w for w, stop in zip(wanted, doubtful, strict=True)]
             if step >= max(wanted):
                 break
-            logits = self._context.append(token[:, None], [int(w > step) for w in wanted]).logits[:, 0]
+            logits = self._context.append(self.draft, token[:, None], [int(w > step) for w in wanted]).logits[
+                :, 0
+            ]
         self._proposed = wanted
         chain = torch.stack(tokens, 1)
         q_all = torch.stack(probs, 1) if probs else None
@@ -117,7 +119,8 @@ class DraftModel(Drafter):
     def _catch_up(self, wanted: list[int]) -> torch.Tensor:
         """Feed each row what its cache lacks; logits `[B, V]` after its last token."""
         if not self._context.lengths:
-            return self._context.prefill([self._known(text) for text in self._texts]).logits[:, 0]
+            self._context.rewind([len(text) for text in self._texts])
+            return self.draft.prefill([self._known(text) for text in self._texts]).logits[:, 0]
         missing = [
             self._known(text[length:]) if want else []
             for text, length, want in zip(self._texts, self._context.lengths, wanted, strict=True)
@@ -126,7 +129,7 @@ class DraftModel(Drafter):
         width = max(counts)
         device = self.draft.device
         padded = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in missing], device=device)
-        logits = self._context.append(padded, counts).logits
+        logits = self._context.append(self.draft, padded, counts).logits
         last = torch.tensor([max(count - 1, 0) for count in counts], device=device)
         return logits[torch.arange(len(counts), device=device), last]
 

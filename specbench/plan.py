@@ -51,3 +51,13 @@ def _batches(task: Task, size: int) -> Iterator[tuple[Question, ...]]:
 def in_order(methods: Sequence[str], block: int) -> list[str]:
     """V, M1 … Mn on even blocks and the reverse on odd ones (ABBA), so that slow drift cancels."""
     return list(methods) if block % 2 == 0 else list(reversed(methods))
+
+
+def counts(blocks: Sequence[Block], batches: Sequence[bool]) -> dict[str, int]:
+    """Trials, and the most tokens they may make; `batches` says of each method whether it takes several rows."""
+    counted = {"trials": 0, "new_tokens_at_most": 0}
+    for block in blocks:
+        methods = sum(several or block.batch_size == 1 for several in batches)
+        counted["trials"] += methods * len(block.questions)
+        counted["new_tokens_at_most"] += methods * len(block.questions) * block.max_new_tokens
+    return counted

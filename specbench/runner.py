@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -307,23 +306,3 @@ def _disturbance(measured: Measured) -> str | None:
     if measured.cpu is not None and measured.cpu.contended:
         return "contended"
     return None
-
-
-def environment(target: Target) -> dict[str, Any]:
-    """What the manifest says about where and with what a run was made."""
-    from specbench.measure.machine import describe, fingerprint, git_state, versions
-
-    machine = describe(target.device)
-    return {
-        "machine": machine,
-        "machine_fingerprint": fingerprint(machine),
-        "versions": versions(),
-        "git": git_state(),
-        "kernel_choices": {"attention": target.config._attn_implementation},
-    }
-
-
-def template_hash(tokenizer: Any) -> str | None:
-    """sha256 of the chat template, None where there is none."""
-    template = getattr(tokenizer, "chat_template", None)
-    return hashlib.sha256(str(template).encode()).hexdigest() if template else None

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,12 @@ from specbench.config import (
     RunConfig,
     read_config,
 )
-from specbench.errors import GateError, SpecbenchError
+from specbench.errors import SpecbenchError
 from specbench.store import Run, RunStore, default_name, read_run
 
 if TYPE_CHECKING:
     from specbench.build import Named
     from specbench.models.target import Target
-    from specbench.plan import Block
     from specbench.questions import Task
     from specbench.spec import Spec
 
@@ -71,7 +69,8 @@ class Session:
         """Print what would be measured and about how long it takes; load nothing."""
         from specbench.build import labels
         from specbench.estimate import estimate
-        from specbench.plan import plan
+        from specbench.plan import counts, plan
+        from specbench.spec import find_method
 
         specs = labels(self.config.methods)
         tasks = self._tasks()
@@ -82,7 +81,7 @@ class Session:
             "methods": [label for label, _ in specs],
             "tasks": {task.name: len(task.questions) for task in tasks},
             "blocks": len(blocks),
-            **_counts(specs, blocks),
+            **counts(blocks, [getattr(find_method(spec.name), "batches", True) for _, spec in specs]),
             "estimate": estimate(self.config, blocks, len(specs)),
         }
         if self.as_json:
@@ -98,6 +97,7 @@ class Session:
     def run(self) -> int:
         """Measure, print and report; the exit code."""
         from specbench.build import labels
+        from specbench.manifest import describe, now, resumed
 
         tasks = self._tasks()
         specs = labels(self.config.methods)
@@ -110,7 +110,9 @@ class Session:
             [note for task in tasks for note in task.notes] + (earlier.warnings if earlier else [])
         )
         target, methods = self._open(specs)
-        manifest = self._manifest(store, tasks, target, methods, earlier)
+        manifest = describe(store.path.name, self.argv, self.config, tasks, target, methods)
+        if earlier is not None:
+            manifest = resumed(manifest, earlier.manifest, self._note)
         self._make_room(store, earlier)
         store.write_manifest(manifest)
         ended = "failed"
@@ -119,7 +121,7 @@ class Session:
         except KeyboardInterrupt:
             ended = "interrupted"
         finally:
-            manifest |= {"end": _now(), "status": ended}
+            manifest |= {"end": now(), "status": ended}
             store.write_manifest(manifest)
         return self._finish(read_run(store.path), ended)
 
@@ -174,54 +176,6 @@ class Session:
         self._note_all(getattr(target.identity, "notes", []))
         return target, methods
 
-    def _manifest(
-        self,
-        store: RunStore,
-        tasks: Sequence[Task],
-        target: Target,
-        methods: Sequence[Named],
-        earlier: Run | None,
-    ) -> dict[str, Any]:
-        from specbench.runner import environment, template_hash
-
-        manifest: dict[str, Any] = {
-            "name": store.path.name,
-            "argv": ["specbench", *self.argv],
-            "config": self.config.to_json(),
-            "seed": self.config.seed,
-            "target": target.identity.to_json(),
-            "drafters": {n.label: found for n in methods if (found := n.method.draft_identity())},
-            "methods": [named.to_json() for named in methods],
-            "tasks": [task.identity() for task in tasks],
-            "chat_template": template_hash(target.tokenizer),
-            **environment(target),
-            "start": _now(),
-            "end": None,
-            "status": "running",
-        }
-        if earlier is None:
-            return manifest
-        return self._resumed(manifest, earlier.manifest)
-
-    def _resumed(self, manifest: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-        """The manifest of a run that goes on: its first start, and the starts since."""
-        now = json.loads(json.dumps(manifest))
-        for what, why in (
-            ("machine_fingerprint", "was begun on another machine"),
-            ("target", "was begun with other weights"),
-            ("drafters", "was begun with another drafter"),
-            ("tasks", "was begun with other task files"),
-        ):
-            if before.get(what) != now[what]:
-                raise SpecbenchError(
-                    f"run {before.get('name')} {why}: one run is one {what.replace('_', ' ')}",
-                    "choose another --name, or --fresh to move it aside",
-                )
-        if before.get("versions") != manifest["versions"]:
-            self._note("package versions have changed since this run was begun: see its manifest")
-        starts = [*before.get("resumed", []), {"at": manifest["start"], "versions": manifest["versions"]}]
-        return {**manifest, "start": before["start"], "versions": before["versions"], "resumed": starts}
-
     # -- measuring -------------------------------------------------------------------------------------------
 
     def _measure(
@@ -269,6 +223,7 @@ class Session:
         from specbench.analysis.summary import summarise
         from specbench.report import FORMATS
         from specbench.report.terminal import render
+        from specbench.verdict import refuse_bugs, refuse_gaps
 
         summary = summarise([run])
         self._note_all(run.warnings)
@@ -287,7 +242,15 @@ class Session:
             )
         if run.trials:
             self._report(summary, run)
-        return self._verdict(run, summary, ended)
+        if ended == "interrupted":
+            return INTERRUPTED
+        refuse_bugs(run)
+        refuse_gaps(run, ended)
+        failed = sum(trial.error is not None for trial in run.trials)
+        if failed:
+            where = run.path / "trials.jsonl"
+            self._note(f"{failed} of {len(run.trials)} trials failed: see `error` in {where}")
+        return 1 if failed and self.strict else 0
 
     def _report(self, summary: dict[str, Any], run: Run) -> None:
         from specbench.cli.report import folder_name, write
@@ -304,65 +267,9 @@ class Session:
         print(f"results: {run.path}", file=sys.stderr)
         print(f"report: {path}", file=sys.stderr if self.as_json else sys.stdout)
 
-    def _verdict(self, run: Run, summary: dict[str, Any], ended: str) -> int:
-        if ended == "interrupted":
-            return INTERRUPTED
-        self._refuse_bugs(run)
-        measured = {trial.method for trial in run.trials if trial.error is None and trial.excluded is None}
-        missing = [method["label"] for method in run.manifest["methods"] if method["label"] not in measured]
-        if missing:
-            errors = (trial.error for trial in run.trials if trial.error and trial.method in missing)
-            why = next(errors, "no block was finished")
-            raise SpecbenchError(
-                f"nothing was measured of {', '.join(missing)}: {why}",
-                "give the run more time or other prompts"
-                if ended != "complete"
-                else "mend the cause and run again",
-            )
-        failed = sum(trial.error is not None for trial in run.trials)
-        if failed:
-            self._note(
-                f"{failed} of {len(run.trials)} trials failed: see `error` in {run.path / 'trials.jsonl'}"
-            )
-        return 1 if failed and self.strict else 0
-
-    def _refuse_bugs(self, run: Run) -> None:
-        from specbench.trial import is_bug
-
-        dtype = run.manifest["target"].get("dtype", "")
-        wrong = [trial for trial in run.trials if is_bug(trial, dtype)]
-        if wrong:
-            first = wrong[0]
-            agreement = first.agreement or {}
-            gap = agreement["logit_gap"]
-            how = "one output ends there" if gap is None else f"logit gap {gap:.3g}"
-            raise GateError(
-                f"{first.method} is said to be lossless but differs from vanilla in float32: {first.task} "
-                f"{first.question} turn {first.turn} at token {agreement['first_difference']}, "
-                f"{how} ({len(wrong)} trials)",
-                "this is a bug in the method or in specbench: please report it with the run's folder",
-            )
-
     def _note(self, text: str) -> None:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)
 
     def _note_all(self, notes: Sequence[str]) -> None:
         for note in dict.fromkeys(notes):
             self._note(f"note: {note}")
-
-
-def _counts(specs: Sequence[tuple[str, Spec]], blocks: Sequence[Block]) -> dict[str, int]:
-    """Trials, and the most tokens they may make; some methods run at batch size 1 only."""
-    from specbench.spec import find_method
-
-    counts = {"trials": 0, "new_tokens_at_most": 0}
-    for batches in (getattr(find_method(spec.name), "batches", True) for _, spec in specs):
-        for block in blocks:
-            if batches or block.batch_size == 1:
-                counts["trials"] += len(block.questions)
-                counts["new_tokens_at_most"] += len(block.questions) * block.max_new_tokens
-    return counts
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -34,3 +34,9 @@ def make_place(
         yield make
     torch.set_num_threads(threads)
     torch.set_grad_enabled(gradients)
+
+
+@pytest.fixture
+def fresh(make_place: Callable[[str], Workplace]) -> Workplace:
+    """A place of its own, for tests that count what is on disk."""
+    return make_place("fresh")

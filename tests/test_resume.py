@@ -264,6 +264,25 @@ def test_ctrl_c_keeps_the_finished_blocks(place: Workplace) -> None:
     assert place.manifest("interrupted")["status"] == "complete"
 
 
+def test_ctrl_c_before_anything_is_measured(place: Workplace) -> None:
+    argv = [sys.executable, "-m", "specbench", *map(str, place.argv(*TWO, name="early"))]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.5)  # libraries are being imported, or the model loaded
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert place.run(*TWO, name="early").code == 0
+
+
+def test_a_terminal_without_greek_letters(place: Workplace) -> None:
+    argv = [sys.executable, "-m", "specbench", *map(str, place.argv(*TWO))]  # the whole run, shown again
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=90, env=ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert "\\u03c4 tokens" in done.stdout
+
+
 def test_exit_codes_of_the_installed_command(place: Workplace) -> None:
     """Through a shell's eyes: the entry point's own exit code and two lines."""
     command = Path(sys.executable).with_name("specbench")

@@ -22,6 +22,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+DRAFTER = "from specbench.decoding.draft import Draft, Drafter\nimport torch\n"  # how a method file begins
 CONTEXT = 256
 PADDED_VOCAB = 128  # the model's, wider than the tokenizer's as real ones often are
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -34,6 +35,9 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Run the command line. Exit codes: design §8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no τ must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
     except SpecbenchError as error:

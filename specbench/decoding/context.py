@@ -1,4 +1,4 @@
-"""The committed tokens of a batch in a target's cache, and the passes that extend them.
+"""The committed tokens of a batch in a model's cache, and where the passes that extend them write and look.
 
 Token i of a row has position i and lives in slot i + 1. The nodes of a draft take the slots after the committed
 ones in column order; once a path is accepted its nodes are moved together, so that the rule holds again.
@@ -6,52 +6,90 @@ ones in column order; once a path is accepted its nodes are moved together, so t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 
 from specbench.decoding.tree import Tree, arange
+from specbench.models.cache import SlotCache
 from specbench.models.target import Pass, Target, round_up
 
 
-class Context:
-    """Lengths of the rows in `target`'s cache; `lengths[b]` committed tokens stand in slots 1..lengths[b]."""
+class Cached(Protocol):
+    """What a context needs of a model: a target, or a drafter's own network."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    cache: SlotCache
+    device: torch.device
+    dtype: torch.dtype
+    kinds: tuple[str, ...]
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions and slots, int64 `[B, T]`, and additive masks `[B, 1, T, L]` by layer type, of one pass."""
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    masks: dict[str, torch.Tensor]
+
+
+class Context:
+    """Lengths of the rows in `model`'s cache; `lengths[b]` committed tokens stand in slots 1..lengths[b]."""
+
+    def __init__(self, model: Cached) -> None:
+        self.model = model
         self.lengths: list[int] = []
 
-    def prefill(self, prompts: list[list[int]]) -> Pass:
-        """Start over with `prompts`; logits `[B, 1, V]` at each row's last token."""
-        result = self.target.prefill(prompts)
-        self.lengths = [len(prompt) for prompt in prompts]
-        return result
+    def verify(self, target: Target, tree: Tree) -> Pass:
+        """A pass of `target` over the nodes of `tree`, none of which is committed yet."""
+        at = self.layout(tree.depth, tree.live, None if tree.chain else tree.visible)
+        return target.forward(tree.tokens, at.positions, at.slots, at.masks)
 
-    def verify(self, tree: Tree) -> Pass:
-        """A pass over the nodes of `tree`, none of which is committed yet."""
-        width = tree.tokens.shape[1]
-        read = self._read(width)
-        start = torch.tensor(self.lengths, device=self.target.device)[:, None]
-        positions = start + tree.depth
-        slots = torch.where(tree.live, start + 1 + arange(width, start.device), 0)
-        return self.target.forward(
-            tree.tokens, positions, slots, self._masks(tree, start, positions, slots, read)
-        )
-
-    def append(self, tokens: torch.Tensor, counts: list[int]) -> Pass:
+    def append(self, target: Target, tokens: torch.Tensor, counts: list[int]) -> Pass:
         """Commit `counts[b]` tokens of each row of `tokens` `[B, T]` (right-padded), in one causal pass."""
-        rows, width = tokens.shape
-        depth = arange(width, tokens.device)
-        live = torch.ones(1, 1, dtype=torch.bool, device=tokens.device).expand(rows, width)
+        at = self.extend(tokens.shape[1], counts)
+        return target.forward(tokens, at.positions, at.slots, at.masks)
+
+    def extend(self, width: int, counts: list[int]) -> Layout:
+        """Commit `counts[b]` tokens a row, right-padded to `width`: where their causal pass writes and looks."""
+        column = arange(width, self.model.device)
+        live = torch.ones(1, 1, dtype=torch.bool, device=column.device).expand(len(counts), width)
         if min(counts) < width:
-            live = depth < torch.tensor(counts, device=tokens.device)[:, None]
-        tree = Tree(
-            tokens, (depth - 1).clamp(min=0).expand(rows, -1), depth.expand(rows, -1), depth[:, None] >= depth,
-            live, live, counts, counts, None, True, 1,
-        )  # fmt: skip
-        result = self.verify(tree)
+            live = column < torch.tensor(counts, device=column.device)[:, None]
+        at = self.layout(column.expand(len(counts), -1), live)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        return result
+        return at
+
+    def layout(
+        self, depth: torch.Tensor, live: torch.Tensor, visible: torch.Tensor | None = None, earlier: int = 0
+    ) -> Layout:
+        """Where a pass over T uncommitted nodes writes and looks.
+
+        Args:
+            depth: int64 `[B, T]`, positions counted from the first uncommitted one.
+            live: bool `[B, T]`; other columns are padding.
+            visible: bool `[B, T, earlier + T]`, which nodes each node attends to besides what is committed;
+                None for a chain.
+            earlier: nodes of earlier passes that are still uncommitted (a tree drafted level by level).
+        """
+        width = depth.shape[1]
+        read = min(round_up(max(self.lengths) + earlier + width + 1), self.model.cache.slots)
+        start = torch.tensor(self.lengths, device=depth.device)[:, None]
+        positions = start + depth
+        slots = torch.where(live, start + 1 + earlier + arange(width, depth.device), 0)
+        slot = arange(read, depth.device)
+        if visible is None:
+            seen = (slot >= 1) & (slot <= positions[..., None] + 1)
+        else:
+            every = torch.cat([start + 1 + arange(earlier, depth.device), slots], 1) if earlier else slots
+            seen = ((slot >= 1) & (slot <= start))[:, None, :].repeat(1, width, 1)
+            own = visible.clone()
+            own[:, :, earlier:] &= live[:, None, :]
+            seen.scatter_(2, every[:, None, :].expand(-1, width, -1), own)
+        return Layout(positions, slots, self._masks(seen, positions, slots, slot))
 
     def commit(self, accepted: list[int], paths: list[list[int]] | None, finished: list[bool]) -> None:
         """Keep the root and `accepted[b]` nodes of each row; `paths` are their columns, None for chains."""
@@ -65,9 +103,6 @@ class Context:
         """Forget what stands beyond `lengths`."""
         self.lengths = list(lengths)
 
-    def _read(self, width: int) -> int:
-        return min(round_up(max(self.lengths) + width + 1), self.target.cache.slots)
-
     def _compact(self, accepted: list[int], paths: list[list[int]]) -> None:
         longest = max(accepted, default=0)
         source = [[0] * longest for _ in accepted]
@@ -80,28 +115,20 @@ class Context:
                     source[row][step - 1] = self.lengths[row] + 1 + path[step]
                     target[row][step - 1] = self.lengths[row] + 1 + step
         if moved:
-            device = self.target.device
-            self.target.cache.move(torch.tensor(source, device=device), torch.tensor(target, device=device))
+            device = self.model.device
+            self.model.cache.move(torch.tensor(source, device=device), torch.tensor(target, device=device))
 
     def _masks(
-        self, tree: Tree, start: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, read: int
+        self, seen: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, slot: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Additive masks `[B, 1, T, read]` by layer type: committed slots, ancestors and self are seen."""
-        slot = arange(read, start.device)
-        rows, width = tree.tokens.shape
-        if tree.chain:
-            seen = (slot >= 1) & (slot <= positions[..., None] + 1)
-        else:
-            seen = ((slot >= 1) & (slot <= start))[:, None, :].repeat(1, width, 1)
-            own = tree.visible & tree.live[:, None, :]
-            seen.scatter_(2, slots[:, None, :].expand(rows, width, width), own)
+        """`seen` bool `[B, T, L]` as additive masks; sliding layers look back no further than their window."""
         masks = {}
-        for kind in self.target.kinds:
+        for kind in self.model.kinds:
             allowed = seen
-            if kind == "sliding_attention" and self.target.window is not None:
-                where = (slot - 1).expand(rows, -1).clone().scatter_(1, slots, positions)
-                allowed = seen & (positions[..., None] - where[:, None, :] < self.target.window)
-            masks[kind] = _additive(allowed, self.target.dtype)
+            if kind == "sliding_attention" and self.model.window is not None:
+                where = (slot - 1).expand(len(slots), -1).clone().scatter_(1, slots, positions)
+                allowed = seen & (positions[..., None] - where[:, None, :] < self.model.window)
+            masks[kind] = _additive(allowed, self.model.dtype)
         return masks
 
 

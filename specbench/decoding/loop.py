@@ -74,7 +74,7 @@ class _Generation:
             active = [not done for done in self.finished]
             tree = collate(roots, drafts, active, self.target.vocab_size)
             with self.clock.span("verify"):
-                result = self.context.verify(tree)
+                result = self.context.verify(self.target, tree)
             with self.clock.span("accept"):
                 verdict = verify(tree, result.logits, self.request.sampling, generators)
                 accepted, depth, paths, tokens = _read(tree, verdict)
@@ -95,7 +95,8 @@ class _Generation:
         request = self.request
         with self.clock.span("prefill"):
             self.drafter.begin(request.prompts)
-            result = self.context.prefill(request.prompts)
+            result = self.target.prefill(request.prompts)
+            self.context.rewind([len(prompt) for prompt in request.prompts])
             rows = len(request.prompts)
             empty = collate(torch.zeros(rows, dtype=torch.long, device=self.target.device), [Draft()] * rows,
                             [True] * rows, self.target.vocab_size)  # fmt: skip

@@ -1,0 +1,90 @@
+"""What a run's manifest says: who and what was measured, where and with what, and when (design §7)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from specbench.config import RunConfig
+from specbench.errors import SpecbenchError
+from specbench.measure import machine
+
+if TYPE_CHECKING:
+    from specbench.build import Named
+    from specbench.models.target import Target
+    from specbench.questions import Task
+
+# What must not change between two starts of one run, and what to say if it has.
+FIXED = {
+    "machine_fingerprint": "was begun on another machine",
+    "target": "was begun with other weights",
+    "drafters": "was begun with another drafter",
+    "tasks": "was begun with other task files",
+}
+
+
+def describe(
+    name: str,
+    argv: Sequence[str],
+    config: RunConfig,
+    tasks: Sequence[Task],
+    target: Target,
+    methods: Sequence[Named],
+) -> dict[str, Any]:
+    """The manifest of a run that begins now."""
+    here = machine.describe(target.device)
+    return {
+        "name": name,
+        "argv": ["specbench", *argv],
+        "config": config.to_json(),
+        "seed": config.seed,
+        "target": target.identity.to_json(),
+        "drafters": {n.label: found for n in methods if (found := n.method.draft_identity())},
+        "methods": [named.to_json() for named in methods],
+        "tasks": [task.identity() for task in tasks],
+        "chat_template": template_hash(target.tokenizer),
+        "machine": here,
+        "machine_fingerprint": machine.fingerprint(here),
+        "versions": machine.versions(),
+        "git": machine.git_state(),
+        "kernel_choices": {"attention": target.config._attn_implementation},
+        "start": now(),
+        "end": None,
+        "status": "running",
+    }
+
+
+def resumed(
+    manifest: dict[str, Any], before: dict[str, Any], notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """The manifest of a run that goes on: its first start, and the starts since.
+
+    Raises:
+        SpecbenchError: something is not as it was, so that old and new rows would not belong together.
+    """
+    ours = json.loads(json.dumps(manifest))
+    for what, why in FIXED.items():
+        if before.get(what) != ours[what]:
+            raise SpecbenchError(
+                f"run {manifest['name']} {why}: one run is one {what.replace('_', ' ')}",
+                "choose another --name, or --fresh to move it aside",
+            )
+    if before.get("versions") != ours["versions"]:
+        notify("package versions have changed since this run was begun: see its manifest")
+    starts = [*before.get("resumed", []), {"at": manifest["start"], "versions": manifest["versions"]}]
+    first: dict[str, Any] = {name: before[name] for name in ("start", "versions") if name in before}
+    return {**manifest, **first, "resumed": starts}
+
+
+def template_hash(tokenizer: Any) -> str | None:
+    """sha256 of the chat template, None where there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    return hashlib.sha256(str(template).encode()).hexdigest() if template else None
+
+
+def now() -> str:
+    """The moment, as manifests write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
