@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +223,17 @@ def start(place: Workplace, *args: object, name: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"NAP": "0.4"}
     )
-    file, patience = place.trials_file(name), time.monotonic() + 90
-    while not (file.is_file() and file.read_bytes().count(b"\n") >= 4):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < patience, "no block was finished"
-        time.sleep(0.05)
+    file = place.trials_file(name)
+    wait_for(process, lambda: file.is_file() and file.read_bytes().count(b"\n") >= 4)
     return process
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    patience = time.monotonic() + 90
+    while not reached():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < patience, "it did not get there"
+        time.sleep(0.05)
 
 
 def test_kill_9_loses_at_most_the_block_in_flight(place: Workplace) -> None:
@@ -265,14 +271,19 @@ def test_ctrl_c_keeps_the_finished_blocks(place: Workplace) -> None:
 
 
 def test_ctrl_c_before_anything_is_measured(place: Workplace) -> None:
-    argv = [sys.executable, "-m", "specbench", *map(str, place.argv(*TWO, name="early"))]
+    """While a method file is being loaded, which takes its time."""
+    spec = place.plug_in(
+        "import pathlib, time\npathlib.Path(__file__).with_suffix('.here').touch()\ntime.sleep(60)\n",
+        file="early.py",
+    )
+    argv = [sys.executable, "-m", "specbench", *map(str, place.argv("--method", spec, name="early"))]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(1.5)  # libraries are being imported, or the model loaded
+    wait_for(process, (place.path / "early.here").exists)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert place.run(*TWO, name="early").code == 0
+    assert not (place.results / "early").exists()
 
 
 def test_a_terminal_without_greek_letters(place: Workplace) -> None:

@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from specbench.decoding.method import Request
     from specbench.decoding.tree import Tree
+    from specbench.decoding.verify import Verdict
 
 Ids = Sequence[int] | torch.Tensor
 
@@ -113,6 +114,15 @@ class Drafter:
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         """One draft a row, at most `budgets[row]` deep (0: nothing). `generators` is None when decoding greedily."""
         return [Draft()] * len(budgets)
+
+    def judge(
+        self, tree: Tree, logits: torch.Tensor, generators: Sequence[torch.Generator] | None
+    ) -> Verdict | None:
+        """A rule of the drafter's own for what is kept (Medusa's typical acceptance); it then sets `lossless`.
+
+        None: the lossless rules of `decoding.verify`.
+        """
+        return None
 
     def release(self) -> None:
         """Give back the memory of the last batch (caches), keep the weights."""

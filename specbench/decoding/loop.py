@@ -76,7 +76,9 @@ class _Generation:
             with self.clock.span("verify"):
                 result = self.context.verify(self.target, tree)
             with self.clock.span("accept"):
-                verdict = verify(tree, result.logits, self.request.sampling, generators)
+                verdict = self.drafter.judge(tree, result.logits, generators)
+                if verdict is None:
+                    verdict = verify(tree, result.logits, self.request.sampling, generators)
                 accepted, depth, paths, tokens = _read(tree, verdict)
                 self.context.commit(accepted, paths, self.finished)
                 roots = verdict.bonus
