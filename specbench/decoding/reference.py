@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from specbench.decoding.method import Clock, Method, Request, Round
 from specbench.models.target import Target
@@ -25,6 +26,7 @@ class Reference(Method):
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        transformers_logging.set_verbosity_error()  # its advice on generate's arguments is not for our users
 
     def extras(self) -> dict[str, Any]:
         """Further arguments of `generate`."""

@@ -158,7 +158,7 @@ class Target:
         kwargs[self._cache_argument] = self.cache
         return self.model(
             input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=True, **kwargs
-        ).logits
+        ).logits.to(self.device)
 
     def _tap_module(self, name: str) -> torch.nn.Module:
         base = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
