@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_folder import DRAFTER, Result, Workplace, write_task
+
+from specbench.build import Named
+from specbench.decoding.method import Clock, Method, Request, Round
+from specbench.spec import Spec
+from specbench.trial import generate
 
 # -- methods that fail ---------------------------------------------------------------------------------------
 
@@ -48,6 +55,22 @@ def test_a_method_that_fails_in_the_middle(fresh: Workplace, error: str, recorde
     counted = [row["output_tokens"] for row in fresh.rows() if row["method"] == spec and not row["error"]]
     assert len(counted) == 3
     assert overall[spec]["tokens"] == sum(counted)
+
+
+def test_after_running_out_of_memory_its_caches_are_given_back() -> None:
+    released = []
+
+    class Hungry(Method):
+        def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+            yield
+
+        def release(self) -> None:
+            released.append(1)
+            raise RuntimeError("even this fails")
+
+    measured = generate(Named("hungry", Spec("hungry"), Hungry()), Request([[1], [2]], 4))
+    assert (measured.error, measured.tokens, released) == ("out of memory", [[], []], [1])
 
 
 def test_a_method_that_always_fails_is_named(fresh: Workplace, tmp_path: Path) -> None:
