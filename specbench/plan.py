@@ -21,6 +21,7 @@ class Block:
     batch_size: int
     repeat: int
     max_new_tokens: int
+    reverse: bool = False
 
     @property
     def batch(self) -> str:
@@ -29,17 +30,24 @@ class Block:
 
 
 def plan(config: RunConfig, tasks: Sequence[Task]) -> list[Block]:
-    """All blocks of a run. Tasks take turns, so that a run cut short has something of each."""
+    """All blocks of a run. Tasks take turns, so that a run cut short has something of each.
+
+    Methods go in reverse on every other block (ABBA), counted so that the blocks of each task and turn alternate
+    too: with an even number of tasks, plain alternation would give a task the same order every time.
+    """
     blocks: list[Block] = []
     for batch_size in config.batch_sizes:
         for repeat in range(config.repeats):
             batches = [_batches(task, batch_size) for task in tasks]
-            for abreast in zip_longest(*batches):
-                for task, questions in zip(tasks, abreast, strict=True):
+            for lap, abreast in enumerate(zip_longest(*batches)):
+                for place, (task, questions) in enumerate(zip(tasks, abreast, strict=True)):
                     limit = config.max_new_tokens or task.max_new_tokens
                     for turn in range(max((len(q.turns) for q in questions or ()), default=0)):
                         here = tuple(q for q in questions if turn < len(q.turns))
-                        blocks.append(Block(len(blocks), task, here, turn, batch_size, repeat, limit))
+                        reverse = (lap + repeat + place + turn) % 2 == 1
+                        blocks.append(
+                            Block(len(blocks), task, here, turn, batch_size, repeat, limit, reverse)
+                        )
     return blocks
 
 
@@ -48,9 +56,9 @@ def _batches(task: Task, size: int) -> Iterator[tuple[Question, ...]]:
         yield task.questions[start : start + size]
 
 
-def in_order(methods: Sequence[str], block: int) -> list[str]:
-    """V, M1 … Mn on even blocks and the reverse on odd ones (ABBA), so that slow drift cancels."""
-    return list(methods) if block % 2 == 0 else list(reversed(methods))
+def in_order(methods: Sequence[str], block: Block) -> list[str]:
+    """V, M1 … Mn, or the reverse on every other block, so that slow drift cancels."""
+    return list(reversed(methods)) if block.reverse else list(methods)
 
 
 def counts(blocks: Sequence[Block], batches: Sequence[bool]) -> dict[str, int]:

@@ -161,7 +161,7 @@ class Runner:
         """One pass of all methods over the batch. Rows of a disturbed trial come back marked excluded."""
         fitting = {named.label: named for named in self._fitting(batch.block)}
         rows: dict[str, list[Trial]] = {}
-        for order, label in enumerate(in_order(list(fitting), batch.block.index)):
+        for order, label in enumerate(in_order(list(fitting), batch.block)):
             named = fitting[label]
             self._tell_answer(named, batch)
             measured = generate(named, self._request(batch, named), self.instruments)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specbench.spec import Spec
 
 INTERRUPTED = 130
+PIPED_WIDTH = 120  # of the table in a file or a CI log
 
 
 def effective_config(given: Mapping[str, Any], file: Path | None) -> RunConfig:
@@ -159,12 +160,15 @@ class Session:
 
         from specbench.build import build, open_target
         from specbench.conversation import template_note
+        from specbench.spec import find_method, options_of
 
         torch.set_grad_enabled(False)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         target = open_target(self.config, self._note)
         methods = [build(label, spec, target, self.config) for label, spec in specs]
+        if self.config.draft and not any("draft" in options_of(find_method(spec.name)) for _, spec in specs):
+            raise SpecbenchError("--draft is given, but no method takes a draft", "leave --draft out")
         alone = [named.label for named in methods if not named.method.batches]
         if alone and 1 not in self.config.batch_sizes:
             raise SpecbenchError(
@@ -231,7 +235,8 @@ class Session:
             print(FORMATS["json"].render(summary, [run]), end="")
         else:
             out = Console(highlight=False)
-            out.print(render(summary, out.width))
+            width = out.width if out.is_terminal else max(out.width, PIPED_WIDTH)
+            out.print(render(summary, width), width=width)
         if ended == "time budget":
             self._note(
                 f"the time budget ended the run early; the same command with --name {run.path.name} goes on"

@@ -58,8 +58,21 @@ def test_new_tokens_are_the_tasks_own_unless_given() -> None:
 
 
 def test_methods_go_back_and_forth() -> None:
-    assert in_order(["v", "a", "b"], 0) == ["v", "a", "b"]
-    assert in_order(["v", "a", "b"], 1) == ["b", "a", "v"]
+    ahead, back = (Block(0, task("a", [1]), (), 0, 1, 0, 8, reverse) for reverse in (False, True))
+    assert in_order(["v", "a", "b"], ahead) == ["v", "a", "b"]
+    assert in_order(["v", "a", "b"], back) == ["b", "a", "v"]
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 8])
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_the_run_and_each_task_and_turn_see_both_orders_alike(tasks: int, turns: int) -> None:
+    blocks = plan(config(), [task(f"t{number}", [turns] * 6) for number in range(tasks)])
+    groups = [blocks] + [
+        [b for b in blocks if (b.task.name, b.turn) == (f"t{number}", turn)]
+        for number in range(tasks)
+        for turn in range(turns)
+    ]
+    assert all(2 * sum(block.reverse for block in group) == len(group) for group in groups)
 
 
 # -- config --------------------------------------------------------------------------------------------------

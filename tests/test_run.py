@@ -106,10 +106,14 @@ def test_blocks_alternate_in_order(run: Workplace) -> None:
     for row in run.rows("whole"):
         blocks[row["block"]][row["order"]] = row["method"]
     labels = ["vanilla", "vanilla-again", "prompt-lookup:k=3,ngram=1", "hf-generate"]
+    ahead = []
     for number, methods in blocks.items():
         fitting = labels if number < 4 else labels[:-1]
         measured = [methods[order] for order in range(len(fitting))]
-        assert measured == (fitting if number % 2 == 0 else fitting[::-1])
+        assert measured in (fitting, fitting[::-1])
+        ahead.append(measured == fitting)
+    assert ahead[0]
+    assert abs(2 * sum(ahead) - len(ahead)) <= 1
 
 
 def test_outputs_agree_and_turns_go_on_from_vanillas_answer(run: Workplace) -> None:
