@@ -13,18 +13,36 @@ from specbench.errors import SpecbenchError, first_line
 from specbench.spec import Spec, convert_options, find_method, options_of, parse_spec
 
 if TYPE_CHECKING:
+    from specbench.models.registry import Draft
     from specbench.models.target import Target
 
 VANILLA, AGAIN = "vanilla", "vanilla-again"
+PUBLISHED = ("expected_tau", "tau_source", "verified")  # what the registry says of a drafter with a target
+# Where the registry keeps the drafters of methods that have no entries of their own name; the preferred first.
+DRAFTS_OF = {
+    "eagle": ("eagle3", "eagle2", "eagle1"),
+    "hf-assisted": ("draft-model",),
+    "dflash": ("dflash", "dspark"),
+}
 
 
 @dataclass(frozen=True)
 class Named:
-    """A method under its label, the normalised SPEC."""
+    """A method under its label, the normalised SPEC; `known`: its drafters that the registry has for the target."""
 
     label: str
     spec: Spec
     method: Method
+    known: tuple[Draft, ...] = ()
+
+    def drafter(self) -> dict[str, Any] | None:
+        """Who the drafter is, and what the registry says of it with this target; None without weights."""
+        found = self.method.draft_identity()
+        if found is None:
+            return None
+        ids = {str(found.get(key)).lower() for key in ("ref", "hub_id") if found.get(key)}
+        entry = next((draft for draft in self.known if draft.id.lower() in ids), None)
+        return found if entry is None else found | {field: getattr(entry, field) for field in PUBLISHED}
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest keeps."""
@@ -33,7 +51,7 @@ class Named:
             "lossless": self.method.lossless,
             "state": state(self.method),
             "batches": self.method.batches,
-            "draft": self.method.draft_identity(),
+            "draft": self.drafter(),
         }
 
 
@@ -61,6 +79,7 @@ def labels(methods: Sequence[str]) -> list[tuple[str, Spec]]:
 
 def open_target(config: RunConfig, notify: Callable[[str], None]) -> Target:
     """Load the target of a config."""
+    from specbench.models.gguf import cache_folder
     from specbench.models.load import load
     from specbench.models.target import Target
 
@@ -75,7 +94,9 @@ def open_target(config: RunConfig, notify: Callable[[str], None]) -> Target:
         trust_remote_code=config.trust_remote_code,
         notify=notify,
     )
-    return Target(loaded.model, loaded.tokenizer, loaded.identity, stop_ids(loaded.model, loaded.tokenizer))
+    stop = stop_ids(loaded.model, loaded.tokenizer)
+    target = Target(loaded.model, loaded.tokenizer, loaded.identity, stop)
+    return target.pack(cache_folder(), notify)
 
 
 def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
@@ -89,8 +110,9 @@ def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
 
     cls = find_method(spec.name)
     options = convert_options(cls, spec)
+    known = _registered_drafts(config.target, spec.name)
     if "draft" in options_of(cls) and "draft" not in options:
-        options["draft"] = config.draft or _registered_draft(config.target, spec.name)
+        options["draft"] = config.draft or (known[0].id if known else None)
     try:
         made = cls(target, **options)
     except SpecbenchError:
@@ -103,11 +125,11 @@ def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
         raise SpecbenchError(
             f"{spec.label} cannot be set up: {first_line(error)}", "mend the method, or leave it out"
         ) from error
-    return Named(label, spec, DraftVerify(target, made) if isinstance(made, Drafter) else made)
+    return Named(label, spec, DraftVerify(target, made) if isinstance(made, Drafter) else made, known)
 
 
-def _registered_draft(target: str, method: str) -> str | None:
+def _registered_drafts(target: str, method: str) -> tuple[Draft, ...]:
+    """The registry's drafters of a target for a method, the preferred one first."""
     from specbench.models.registry import drafts_for
 
-    known = drafts_for(target, "draft-model" if method == "hf-assisted" else method)
-    return known[0].id if known else None
+    return tuple(draft for name in DRAFTS_OF.get(method, (method,)) for draft in drafts_for(target, name))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from specbench.build import PUBLISHED
 from specbench.config import RunConfig
 from specbench.errors import SpecbenchError
 from specbench.measure import machine
@@ -23,6 +24,7 @@ FIXED = {
     "target": "was begun with other weights",
     "drafters": "was begun with another drafter",
     "tasks": "was begun with other task files",
+    "kernel_choices": "was begun with other kernels",
 }
 
 
@@ -42,7 +44,7 @@ def describe(
         "config": config.to_json(),
         "seed": config.seed,
         "target": target.identity.to_json(),
-        "drafters": {n.label: found for n in methods if (found := n.method.draft_identity())},
+        "drafters": {n.label: found for n in methods if (found := n.drafter())},
         "methods": [named.to_json() for named in methods],
         "tasks": [task.identity() for task in tasks],
         "chat_template": template_hash(target.tokenizer),
@@ -50,7 +52,10 @@ def describe(
         "machine_fingerprint": machine.fingerprint(here),
         "versions": machine.versions(),
         "git": machine.git_state(),
-        "kernel_choices": {"attention": target.config._attn_implementation},
+        "kernel_choices": {
+            "attention": target.config._attn_implementation,
+            "linear": target.kernel_choices,
+        },
         "start": now(),
         "end": None,
         "status": "running",
@@ -67,7 +72,7 @@ def resumed(
     """
     ours = json.loads(json.dumps(manifest))
     for what, why in FIXED.items():
-        if before.get(what) != ours[what]:
+        if _of_weights(before.get(what)) != _of_weights(ours[what]):
             raise SpecbenchError(
                 f"run {manifest['name']} {why}: one run is one {what.replace('_', ' ')}",
                 "choose another --name, or --fresh to move it aside",
@@ -77,6 +82,13 @@ def resumed(
     starts = [*before.get("resumed", []), {"at": manifest["start"], "versions": manifest["versions"]}]
     first: dict[str, Any] = {name: before[name] for name in ("start", "versions") if name in before}
     return {**manifest, **first, "resumed": starts}
+
+
+def _of_weights(part: Any) -> Any:
+    """A part of a manifest without what the registry says of its drafters, which may be edited between starts."""
+    if not isinstance(part, dict):
+        return part
+    return {key: _of_weights(value) for key, value in part.items() if key not in PUBLISHED}
 
 
 def template_hash(tokenizer: Any) -> str | None:

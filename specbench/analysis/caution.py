@@ -16,6 +16,7 @@ Caution = dict[str, Any]
 WIDE, WANTED = 0.10, 0.05  # half widths: what is called wide, what to narrow it to
 SAME_LOW, SAME_HIGH = 0.97, 1.03  # vanilla against itself
 ABOVE = 1.03  # tolerance of a speedup above tau that has no interval
+PUBLISHED_SHARE = 0.75  # of a drafter's published tau: less than this points at its loading, not at the task
 SHOWN = 5  # names listed before "and N more"
 
 
@@ -58,6 +59,7 @@ def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]
     found = [w for check in checks for w in check(overall)]
     if temperature(manifest) == 0:
         found += _token_totals(overall)
+    found += _below_published(overall, manifest)
     suffix = setting(row)
     return [w | {"message": f"{w['message']}{suffix}"} for w in found] if suffix else found
 
@@ -129,6 +131,27 @@ def _above_tau(overall: Overall) -> Iterable[Caution]:
         )
         cure = "vanilla was slowed (contention, another code path): measure vanilla-again beside it"
         yield warning("speedup-above-tau", message, cure, row["run"], row["method"])
+
+
+def _below_published(overall: Overall, manifest: dict[str, Any]) -> Iterable[Caution]:
+    """A drafter loaded wrongly drafts badly without any error: only what others measured with it shows that."""
+    row = overall.row
+    drafter = (manifest.get("drafters") or {}).get(row["method"])
+    drafter = drafter if isinstance(drafter, dict) else {}
+    published = drafter.get("expected_tau")
+    tau = row["tau"]["point"]
+    if published is None or tau is None or is_random(manifest):
+        return
+    # A draft of depth k emits at most k + 1 tokens, whatever was published for longer ones.
+    reachable = min(published, len(row["acceptance_by_position"] or ()) + 1)
+    if tau < PUBLISHED_SHARE * reachable:
+        source = drafter.get("tau_source") or "source unknown"
+        message = f"{row['method']}: τ {tau:.1f}, published {published:.1f} ({source}): check template and checkpoint"
+        cure = (
+            "a wrong chat template, thinking mode or checkpoint setting lowers τ without any error; "
+            "`specbench inspect` shows what the draft is; another task or temperature lowers it too"
+        )
+        yield warning("tau-below-published", message, cure, row["run"], row["method"])
 
 
 def _is_above_tau(row: dict[str, Any]) -> bool:

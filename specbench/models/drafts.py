@@ -25,12 +25,19 @@ def open_draft_model(draft: str | Target | None, target: Target, method: str, sh
 
 
 def _load(ref: str, target: Target, share: bool) -> Target:
+    from specbench.models.gguf import cache_folder
     from specbench.models.load import load
 
     if share and target.identity is not None and ref in (target.identity.ref, target.identity.name):
         return Target(target.model, target.tokenizer, target.identity)
     loaded = load(ref, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
-    return Target(loaded.model, loaded.tokenizer, loaded.identity)
+    return Target(loaded.model, loaded.tokenizer, loaded.identity).pack(cache_folder())
+
+
+def known_ids(tokens: list[int], draft: Target, target: Target) -> list[int]:
+    """Ids beyond the draft's embeddings (a target with a larger vocabulary) become its id 0."""
+    size = draft.vocab_size
+    return tokens if size >= target.vocab_size else [token if token < size else 0 for token in tokens]
 
 
 def check_same_vocabulary(target: Target, draft: Target) -> None:

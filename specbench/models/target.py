@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from specbench.errors import SpecbenchError
 from specbench.measure.memory import module_bytes
 from specbench.models import attention
 from specbench.models.cache import SlotCache
+from specbench.models.kernels import Choices, Switch, pack
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
 # Attention reads the slots in use, rounded up to this many.
@@ -63,6 +65,7 @@ class Target:
         self.cache = SlotCache(self.config.num_hidden_layers)
         self._cache_argument = _cache_argument(model)
         self._tapped: dict[str, torch.Tensor] = {}
+        self._packed, self.kernel_choices = Switch(), Choices()
         # A model may be wrapped twice, as target and as its own draft: each wrapper has its own cache.
         ours = self.config._attn_implementation
         self._stock_attention = "sdpa" if ours == attention.NAME else ours
@@ -83,6 +86,11 @@ class Target:
     def weights_bytes(self) -> int:
         """Bytes of parameters and buffers, as stored."""
         return module_bytes(self.model)
+
+    def pack(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> Target:
+        """On a CPU, take the fastest matrix kernels (`models.kernels`); choices are kept in `folder`."""
+        self._packed, self.kernel_choices = pack(self.model, folder, notify)
+        return self
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Room for `rows` sequences of up to `tokens` tokens, drafts included (and the scratch slot)."""
@@ -141,11 +149,12 @@ class Target:
 
     @contextlib.contextmanager
     def stock_attention(self) -> Iterator[None]:
-        """While open, the model attends as transformers would have it (for the references through `generate`)."""
+        """While open, the model computes as transformers would have it (for the references through `generate`)."""
         ours = self.config._attn_implementation
         self._set_attention(self._stock_attention)
         try:
-            yield
+            with self._packed.off():
+                yield
         finally:
             self._set_attention(ours)
 
