@@ -64,7 +64,7 @@ def markdown(trials: list[Trial], **fields: object) -> str:
 
 
 def test_formats_are_found_by_file() -> None:
-    assert sorted(FORMATS) == ["csv", "json", "md"]
+    assert sorted(FORMATS) == ["csv", "json", "md", "svg"]
     folder = Path(sys.modules["specbench.report"].__file__ or "").parent
     assert {path.stem for path in folder.glob("*.py")} >= {"csv", "json", "markdown"}
 

@@ -22,14 +22,14 @@ def report(
         typer.Argument(metavar="[RUN]", help="Run names or folders. Default: the newest."),
     ] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="md, json or csv; may be repeated. Default: md.")
+        list[str] | None, typer.Option("--format", help="md, json, csv or svg; may be repeated. Default: md.")
     ] = None,
     output: Annotated[
         str, typer.Option("--output", help="Folder for the reports; - prints to standard output.")
     ] = "reports",
     results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = Path("results"),
 ) -> None:
-    """Render runs as Markdown, JSON or CSV into REPORTS/<run>/, and print where."""
+    """Render runs as Markdown, JSON, CSV or SVG into REPORTS/<run>/, and print where."""
     from specbench.analysis.summary import summarise
     from specbench.report import FORMATS
     from specbench.store import find_runs, read_run
