@@ -16,7 +16,7 @@ def test_the_picture_shows_the_table() -> None:
     words = " ".join("".join(ElementTree.fromstring(svg).itertext()).split())
     assert "vanilla" in words
     assert "fast" in words
-    assert "1.91x" in words
+    assert "2.00x" in words
 
 
 def test_the_picture_calls_nobody_and_runs_nothing() -> None:
