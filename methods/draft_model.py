@@ -15,7 +15,7 @@ import torch
 from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.sampling import draw, probabilities
-from specbench.models.drafts import open_draft_model
+from specbench.models.drafts import known_ids, open_draft_model
 from specbench.models.target import Target
 
 
@@ -134,9 +134,7 @@ class DraftModel(Drafter):
         return logits[torch.arange(len(counts), device=device), last]
 
     def _known(self, tokens: list[int]) -> list[int]:
-        """Ids beyond the draft's embeddings (a target with a larger vocabulary) become its id 0."""
-        size = self.draft.vocab_size
-        return tokens if size >= self.target.vocab_size else [t if t < size else 0 for t in tokens]
+        return known_ids(tokens, self.draft, self.target)
 
     def _next(
         self, logits: torch.Tensor, generators: Sequence[torch.Generator] | None, drawing: list[int]

@@ -235,8 +235,9 @@ class Session:
             print(FORMATS["json"].render(summary, [run]), end="")
         else:
             out = Console(highlight=False)
-            width = out.width if out.is_terminal else max(out.width, PIPED_WIDTH)
-            out.print(render(summary, width), width=width)
+            if not out.is_terminal:
+                out.width = max(out.width, PIPED_WIDTH)
+            out.print(render(summary, out.width))
         if ended == "time budget":
             self._note(
                 f"the time budget ended the run early; the same command with --name {run.path.name} goes on"

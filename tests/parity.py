@@ -2,134 +2,26 @@
 
     python tests/parity.py DIR…
 
-A folder holds `golden.json`, `target/` and, for methods with weights, `draft/`. Every round is compared: root, drafted
-tokens in node order, parents, accepted nodes, next token; then the outputs, alone and in a batch, with the limit and
-the end-of-sequence token as in a user's run. Our loop gets the limit raised by the drafts' depth, so that no draft is
-shortened near the end, and is trimmed afterwards. Exit code 1 on a difference (the first is printed), 2 where a
-folder is no fixture or of a method that is not checked here.
+A folder holds `golden.json`, `target/` and, for methods with weights, `draft/`. Every round is compared: root,
+drafted tokens in node order, parents, accepted nodes, next token; then the outputs, alone and in a batch, with the
+limit and the end-of-sequence token as in a user's run, and the first draft's logits. Our loop gets the limit raised
+by the drafts' depth, so that no draft is shortened near the end, and is trimmed afterwards. Exit code 1 on a
+difference (the first is printed), 2 where a folder is no fixture or of a method that is not checked here.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from parity_record import Difference, NotAFixture, Recorder, Run, first_difference
+from parity_fixture import Fixture, Golden, read
+from parity_record import Difference, NotAFixture, Run, first_difference
 from parity_tensors import compare_tensors
 
-from specbench.decoding.loop import DraftVerify
-from specbench.decoding.method import Request
-from specbench.decoding.static_tree import StaticTree
-from specbench.errors import SpecbenchError
-from specbench.measure.clock import NullClock
-from specbench.models.load import load
-from specbench.models.target import Target
-from specbench.spec import find_method, options_of
-
-Golden = dict[str, Any]
-NEEDED = ("method", "settings", "prompts", "outputs_trimmed", "vanilla", "rounds")
-
-
-def _tree(settings: Golden) -> dict[str, Any]:
-    return {key: settings[key] for key in ("total_token", "depth", "top_k")}
-
-
-def _lookup(settings: Golden) -> dict[str, Any]:
-    """Spec-Bench's own numbers where the fixture names none."""
-    return {
-        "k": settings.get("num_pred_tokens", settings.get("k", 10)),
-        "ngram": settings.get("max_ngram_size", settings.get("ngram", 3)),
-    }
-
-
-def _none(settings: Golden) -> dict[str, Any]:
-    return {}
-
-
-# golden.json's method, its punctuation left out -> our method, and its options from the fixture's settings.
-METHODS: dict[str, tuple[str, Callable[[Golden], dict[str, Any]]]] = {
-    "eagle1": ("eagle1", _none),
-    "eagle2": ("eagle2", _tree),
-    "eagle3": ("eagle3", _tree),
-    "medusa": ("medusa", _none),
-    "medusa1": ("medusa", _none),
-    "medusa2": ("medusa", _none),
-    "hydra": ("hydra", _none),
-    "dflash": ("dflash", _none),
-    "promptlookup": ("prompt-lookup", _lookup),
-}
-
-
-@dataclass
-class Fixture:
-    """One golden folder, and ours ready to run."""
-
-    folder: Path
-    golden: Golden
-    name: str
-    target: Target
-    make: Callable[..., Any]
-    options: dict[str, Any]
-    found: list[str] = field(default_factory=list)  # what else was compared, for the line printed
-
-    @property
-    def stop(self) -> frozenset[int]:
-        eos = self.golden["settings"].get("eos_token_id")
-        return frozenset([eos] if isinstance(eos, int) else eos or [])
-
-    @property
-    def limit(self) -> int:
-        return int(self.golden["settings"]["max_new_tokens"])
-
-    def drafter(self, **changed: Any) -> Any:
-        """A drafter of the fixture's settings; its static tree, where it has one, is the fixture's."""
-        made = self.make(self.target, **{**self.options, **changed})
-        choices = [tuple(path) for path in self.golden.get("tree_choices", [])]
-        if choices and sorted(made.tree.choices) != sorted(choices):
-            made.tree = StaticTree(choices)
-            made.max_nodes = made.tree.width
-        return made
-
-    def run(self, drafter: Any, prompts: Sequence[list[int]], limit: int, stop: frozenset[int]) -> Run:
-        """Generate greedily and take down every round."""
-        recorder = Recorder(drafter)
-        request = Request([list(p) for p in prompts], limit, stop)
-        for _ in DraftVerify(self.target, drafter).generate(request, NullClock()):
-            pass
-        return recorder.stop()
-
-
-def read(folder: Path) -> Fixture:
-    """Open a golden folder. Raises NotAFixture."""
-    try:
-        golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
-        missing = [key for key in NEEDED if key not in golden]
-    except (OSError, ValueError, TypeError) as error:
-        raise NotAFixture(f"golden.json cannot be read: {error}") from error
-    if missing:
-        raise NotAFixture(f"golden.json has no {', '.join(missing)}")
-    key = "".join(c for c in str(golden["method"]).lower() if c.isalnum())
-    if key not in METHODS:
-        raise NotAFixture(f"method {golden['method']!r} is not checked here")
-    name, options_from = METHODS[key]
-    try:
-        cls = find_method(name)
-        options = options_from(golden["settings"])
-        strange = [option for option in options if option not in options_of(cls)]
-        if strange:
-            raise NotAFixture(f"{name} has no option {strange[0]}")
-        if (folder / "draft").is_dir():
-            options["draft"] = str(folder / "draft")
-        loaded = load(str(folder / "target"), dtype="float32", device="cpu")
-    except KeyError as error:
-        raise NotAFixture(f"golden.json has no setting {error}") from error
-    target = Target(loaded.model, loaded.tokenizer, loaded.identity)
-    return Fixture(folder, golden, name, target, cls, options)
+from specbench.errors import SpecbenchError, first_line
 
 
 def check(folder: Path) -> str:
@@ -146,8 +38,7 @@ def check(folder: Path) -> str:
     _check_batch(fixture, drafter)
     if lookup:
         fixture.found.append(f"{_check_proposals(fixture)} proposals")
-    elif (compared_tensors := compare_tensors(fixture)) is not None:
-        fixture.found.append(compared_tensors)
+    fixture.found += _check_tensors(fixture, drafter)
     return "ok: " + ", ".join(fixture.found)
 
 
@@ -264,6 +155,22 @@ def _check_batch(fixture: Fixture, drafter: Any) -> None:
         first_difference(number, None, "output in a batch", run.emitted[number], wanted)
 
 
+def _check_tensors(fixture: Fixture, drafter: Any) -> list[str]:
+    """The first draft's logits, where the fixture holds some."""
+    number = fixture.golden["settings"].get("tensors_prompt_index")
+    if number is None:
+        return []
+    prompt = fixture.golden["prompts"][number]
+    found = compare_tensors(
+        fixture.name,
+        drafter,
+        fixture.folder,
+        number,
+        lambda: fixture.run(drafter, [prompt], fixture.limit, frozenset()),
+    )
+    return [found] if found else []
+
+
 def _trim(tokens: list[int], limit: int, stop: frozenset[int]) -> list[int]:
     tokens = tokens[:limit]
     end = next((place for place, token in enumerate(tokens) if token in stop), None)
@@ -291,6 +198,8 @@ def _lines(folders: Sequence[str]) -> Iterator[int]:
             code, line = 2, f"not checked: {error}"
         except SpecbenchError as error:
             code, line = 2, f"not checked: {error.message}; {error.hint}"
+        except Exception as error:  # noqa: BLE001 (a method that breaks is not as golden, and the rest is checked)
+            code, line = 1, f"BREAKS: {first_line(error)}"
         print(f"{Path(name).name}: {line}", flush=True)
         yield code
 

@@ -50,7 +50,7 @@ class Mine:
     accepted: int = 0
     accepted_nodes: list[int] = field(default_factory=list)
     next_token: int | None = None
-    scores: torch.Tensor | None = None  # [nodes, V]: what each node's parent gave every token, where it is known
+    scores: torch.Tensor | None = None  # [nodes, V]: what each node was chosen by, where the drafter tells
 
     def tied_with(self, golden: Sequence[int]) -> bool:
         """Whether the first token that differs from the golden draft has the golden token's score."""
@@ -94,7 +94,7 @@ class Recorder:
 
     def propose(self, budgets: list[int], generators: Any) -> Any:
         drafts = self._proposed(budgets, generators)
-        scores = node_scores(self.drafter, drafts)
+        scores = getattr(self.drafter, "last_scores", None) if any(map(len, drafts)) else None
         for row, draft in enumerate(drafts):
             tokens = [int(token) for token in draft.tokens]
             chain = list(range(-1, len(tokens) - 1))
@@ -116,8 +116,3 @@ class Recorder:
                 mine.next_token = tokens[-1] if len(tokens) == mine.accepted + 1 else None
             out += tokens
         self._observed(outcome)
-
-
-def node_scores(drafter: Any, drafts: Any) -> list[torch.Tensor] | None:
-    """What each node's parent gave every token, where the drafter keeps it (`last_scores`)."""
-    return getattr(drafter, "last_scores", None)

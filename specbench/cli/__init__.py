@@ -19,7 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = ("run", "report", "ls", "doctor")
+COMMANDS = ("run", "report", "ls", "inspect", "doctor")
 for _name in COMMANDS:
     importlib.import_module(f"specbench.cli.{_name}").register(app)
 

@@ -21,10 +21,13 @@ class Cached(Protocol):
     """What a context needs of a model: a target, or a drafter's own network."""
 
     cache: SlotCache
-    device: torch.device
-    dtype: torch.dtype
     kinds: tuple[str, ...]
     window: int | None
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,14 @@ class Context:
         at = self.layout(column.expand(len(counts), -1), live)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return at
+
+    def occupy(self, width: int, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Commit `counts[b]` tokens a row in a pass that only writes: its positions and slots, `[B, width]`."""
+        start, count = torch.tensor([self.lengths, counts], device=self.model.device)[..., None]
+        column = arange(width, self.model.device)
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        positions = start + column
+        return positions, torch.where(column < count, positions + 1, 0)
 
     def layout(
         self, depth: torch.Tensor, live: torch.Tensor, visible: torch.Tensor | None = None, earlier: int = 0

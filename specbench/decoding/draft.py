@@ -77,6 +77,19 @@ class Outcome:
     def prefill(self) -> bool:
         return self.tree is None
 
+    def along_path(self, states: torch.Tensor) -> torch.Tensor:
+        """Of `states` `[B, T, H]` (a tap), what each row keeps: its accepted path, root first, `[B, W, H]`.
+
+        Entries past a row's `accepted + 1` are meaningless. After the prefill: `states` as they are.
+        """
+        if self.tree is None or self.path is None:
+            return states
+        width = max(self.accepted) + 1
+        if self.tree.chain:
+            return states[:, :width]
+        columns = self.path[:, :width].to(states.device)
+        return states.gather(1, columns[..., None].expand(-1, -1, states.shape[-1]))
+
 
 class Drafter:
     """Proposes tokens for the target to verify. A file in `methods/` implements one; one instance serves a run.
@@ -120,7 +133,7 @@ class Drafter:
     ) -> Verdict | None:
         """A rule of the drafter's own for what is kept (Medusa's typical acceptance); it then sets `lossless`.
 
-        None: the lossless rules of `decoding.verify`.
+        Asked for the prefill's token too, with a tree of roots alone. None: the lossless rules of `decoding.verify`.
         """
         return None
 

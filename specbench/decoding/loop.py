@@ -76,9 +76,7 @@ class _Generation:
             with self.clock.span("verify"):
                 result = self.context.verify(self.target, tree)
             with self.clock.span("accept"):
-                verdict = self.drafter.judge(tree, result.logits, generators)
-                if verdict is None:
-                    verdict = verify(tree, result.logits, self.request.sampling, generators)
+                verdict = self._judge(tree, result.logits)
                 accepted, depth, paths, tokens = _read(tree, verdict)
                 self.context.commit(accepted, paths, self.finished)
                 roots = verdict.bonus
@@ -102,13 +100,17 @@ class _Generation:
             rows = len(request.prompts)
             empty = collate(torch.zeros(rows, dtype=torch.long, device=self.target.device), [Draft()] * rows,
                             [True] * rows, self.target.vocab_size)  # fmt: skip
-            first = verify(empty, result.logits, request.sampling, request.generators).bonus
+            first = self._judge(empty, result.logits).bonus
             emitted = [self._emit(row, [token]) for row, token in enumerate(first.tolist())]
         self.clock.end_prefill()
         with self.clock.span("draft"):
             outcome = Outcome(emitted, list(self.finished), [0] * rows, result.logits, result.taps)
             self.drafter.observe(outcome)
         return first, Round(emitted, prefill=True)
+
+    def _judge(self, tree: Tree, logits: torch.Tensor) -> Verdict:
+        own = self.drafter.judge(tree, logits, self.request.generators)
+        return verify(tree, logits, self.request.sampling, self.request.generators) if own is None else own
 
     def _emit(self, row: int, tokens: list[int]) -> list[int]:
         """What of `tokens` the row may still emit: up to its limit, and up to and with the first stop token."""

@@ -59,6 +59,33 @@ def draw(probs: torch.Tensor, generators: Sequence[torch.Generator], counts: Seq
     return tokens
 
 
+def draw_distinct(
+    probs: torch.Tensor, count: int, generators: Sequence[torch.Generator], drawing: Sequence[bool]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`count` different tokens of each distribution of `probs` `[B, P, V]`, drawn one after the other.
+
+    Only rows of `drawing` draw, each by its own generator; what the others get is arbitrary. The largest of
+    p / (an exponential variate), in order, are draws without replacement (Efraimidis and Spirakis 2006).
+
+    Returns:
+        int64 `[B, P, count]`, and the distribution each was drawn from, earlier ones removed, `[B, P, count, V]`.
+        Where fewer than `count` tokens have a probability, the rest are arbitrary, of a distribution of their own.
+    """
+    noise = torch.ones_like(probs)
+    for row, (generator, draws) in enumerate(zip(generators, drawing, strict=True)):
+        if draws:
+            noise[row].exponential_(generator=generator)
+    tokens = (probs / noise.clamp_(min=torch.finfo(noise.dtype).tiny)).topk(count, -1).indices
+    left, drawn_from = probs, []
+    for rank in range(count):
+        token = tokens[..., rank : rank + 1]
+        mass = left.sum(-1, keepdim=True)
+        sure = torch.zeros_like(left).scatter_(-1, token, 1.0)
+        drawn_from.append(torch.where(mass > 0, left / mass.clamp(min=torch.finfo(left.dtype).tiny), sure))
+        left = left.scatter(-1, token, 0.0)
+    return tokens, torch.stack(drawn_from, -2)
+
+
 def uniforms(width: int, generators: Sequence[torch.Generator], counts: Sequence[int]) -> torch.Tensor:
     """`counts[b]` uniform numbers in [0, 1) by `generators[b]`, then ones: float `[B, width]`."""
     device = generators[0].device

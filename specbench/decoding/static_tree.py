@@ -47,7 +47,7 @@ class Level:
         return self.first + len(self.rank)
 
     def pick(self, ranked: torch.Tensor) -> torch.Tensor:
-        """Of each parent's guesses, best first, `[B, parents, >= ranks, …]`, the ones this level takes `[B, n, …]`."""
+        """Of each parent's guesses `[B, parents, >= ranks, …]`, best first, this level's nodes `[B, n, …]`."""
         return ranked[:, self.parent, self.rank]
 
 
@@ -69,7 +69,7 @@ class StaticTree:
         self.choices: list[Path] = sorted(
             {tuple(path) for path in choices}, key=lambda path: (len(path), path)
         )
-        index = {(): -1} | {path: node for node, path in enumerate(self.choices)}
+        index: dict[Path, int] = {(): -1} | {path: node for node, path in enumerate(self.choices)}
         for path in self.choices:
             if not path or path[:-1] not in index:
                 raise ValueError(f"tree node {path} has no parent in the tree")
@@ -92,6 +92,10 @@ class StaticTree:
         if depth not in self._clipped:
             self._clipped[depth] = StaticTree([path for path in self.choices if len(path) <= depth])
         return self._clipped[depth]
+
+    def narrow(self, ranks: int) -> StaticTree:
+        """The tree without guesses of rank `ranks` and beyond: a small vocabulary has no more."""
+        return self if ranks >= self.ranks else StaticTree([p for p in self.choices if max(p) < ranks])
 
     def levels(self, device: torch.device) -> list[Level]:
         """The levels from the root down, their tensors on `device`."""
@@ -127,7 +131,9 @@ class StaticTree:
         return self._tensors[device]
 
     def _cut(self, device: torch.device) -> list[Level]:
-        levels, above, seen = [], {(): 0}, list[Path]()
+        levels: list[Level] = []
+        above: dict[Path, int] = {(): 0}
+        seen: list[Path] = []
         parents_of_some = {path[:-1] for path in self.choices}
         for depth in range(1, self.depth + 1):
             paths = [path for path in self.choices if len(path) == depth]

@@ -70,12 +70,28 @@ class Attention(nn.Module):
         v = self.v_proj(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
         return rotate(self.k_norm(k) if self.shape.qk_norm else k, rope), v
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Output `[B, T, hidden_size]` of queries over keys and values under an additive mask `[B, 1, T, L]`."""
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Output `[B, T, hidden_size]` of queries over keys and values.
+
+        Args:
+            mask: additive `[B, 1, T, L]`; None is causal, for a first pass that attends to itself alone.
+        """
+        groups = q.shape[1] // k.shape[1]
+        if mask is None or groups == 1:
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=groups > 1
+            )
+        else:  # query heads of a group as further queries of their key head: K and V are not copied
+            grouped = q.reshape(q.shape[0], k.shape[1], groups * q.shape[2], q.shape[3])
+            out = scaled_dot_product_attention(grouped, k, v, attn_mask=mask.repeat(1, 1, groups, 1))
+            out = out.reshape(q.shape)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: SlotCache) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: SlotCache
+    ) -> torch.Tensor:
         """Store this pass's keys and values where `cache` was told to, and attend to what it may read."""
         k, v = cache.update(*self.keys_values(x, rope), self.index)
         return self.attend(self.queries(x, rope), k, v, mask)
@@ -123,9 +139,16 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 def rope_at(positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rope:
     """Cosines and sines `[B, 1, T, D]` of rotary positions int64 `[B, T]` (unscaled, halves rotated)."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angles = positions[..., None].float() * (1.0 / theta**exponents)
+    return rope_by(1.0 / theta**exponents, positions, dtype)
+
+
+def rope_by(
+    frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype, scale: float = 1.0
+) -> Rope:
+    """The same for given frequencies float32 `[D / 2]`, both times `scale` (1 but for YaRN)."""
+    angles = positions[..., None].float() * frequencies
     angles = torch.cat([angles, angles], -1)[:, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
 def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HASH_LIMIT_BYTES = 2 * 1024**3
-_PARTS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.jinja", "*.py")
+_PARTS = ("*.safetensors", "*.bin", "*.pt", "*.json", "*.model", "*.txt", "*.jinja", "*.py")
 _SHA256_HEX, _HEX = 64, set("0123456789abcdef")
 
 

@@ -1,0 +1,138 @@
+"""DFlash: a block of tokens guessed in one pass of a small network that reads the target's hidden states.
+
+Sources: Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036; z-lab/dflash);
+DDTree (arXiv 2604.12989; liranringel/ddtree); for Markov heads DSpark (arXiv 2607.05147; deepseek-ai/DeepSpec).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from specbench.decoding.context import Context
+from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.marginal_tree import best_first
+from specbench.decoding.sampling import draw, probabilities
+from specbench.errors import SpecbenchError
+from specbench.measure.memory import module_bytes
+from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.dflash import DFlashNet, open_dflash
+from specbench.models.target import Target
+
+
+class DFlash(Drafter):
+    """DFlash's block as a chain, or (DDTree) the likeliest tree of its positions' marginals.
+
+    Drafts are each position's argmax at every temperature, and judged as the deterministic proposals they are:
+    lossless. A draft with a Markov head (DSpark) draws its tokens left to right when the target samples, and is
+    judged by their q. DSpark's confidence head, whose threshold is 0 by default, is not used.
+
+    Options:
+        draft: the DFlash draft, a folder or a Hub id.
+        tree: chain, or ddtree.
+        nodes: DDTree's budget of nodes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        draft: str | Checkpoint | None = None,
+        tree: Literal["chain", "ddtree"] = "chain",
+        nodes: int = 64,
+    ) -> None:
+        super().__init__(target)
+        if nodes < 1:
+            raise ValueError("nodes must be at least 1")
+        if draft is None:
+            raise SpecbenchError(
+                "dflash needs a DFlash draft, and none is known for this target",
+                "give one with --draft REF or dflash:draft=REF",
+            )
+        self.checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
+        self.net: DFlashNet = open_dflash(self.checkpoint, target)
+        self.identity = self.checkpoint.identity("DFlash draft").to_json()
+        self.settings = self.net.settings
+        if tree == "ddtree" and self.settings.markov is not None:
+            raise ValueError(
+                "ddtree needs guesses that do not depend on each other; this draft has a Markov head"
+            )
+        self.tree, self.nodes = tree, nodes
+        self.taps = tuple(dict.fromkeys(self.settings.taps(target)))
+        self.max_nodes = nodes if tree == "ddtree" else self.settings.drafts
+
+    def release(self) -> None:
+        self.net.cache.release()
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return self.identity
+
+    def weights_bytes(self) -> int:
+        return module_bytes(self.net)
+
+    def kv_bytes(self) -> int:
+        return self.net.cache.nbytes()
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._prompts = [len(prompt) for prompt in prompts]
+        self._context = Context(self.net)
+        self._context.rewind([0] * len(prompts))
+        self.net.reserve(len(prompts), self.request.capacity + self.settings.block + 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        if all(outcome.finished):
+            return
+        kept = self._prompts if outcome.prefill else [accepted + 1 for accepted in outcome.accepted]
+        counts = [0 if done else count for count, done in zip(kept, outcome.finished, strict=True)]
+        taps = [outcome.taps[name].to(self.net.device) for name in self.settings.taps(self.target)]
+        self.net.remember(outcome.along_path(torch.cat(taps, -1)), self._context, counts)
+        self._roots = [tokens[-1] if tokens else 0 for tokens in outcome.tokens]
+
+    def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
+        wanted = [min(budget, self.settings.drafts) for budget in budgets]
+        if not any(wanted):
+            return [Draft()] * len(budgets)
+        roots = torch.tensor(self._roots, device=self.net.device)
+        hidden = self.net.block(roots, self._context)
+        logits = self.net.logits(hidden)
+        if self.tree == "ddtree":
+            tokens, parents, counts = best_first(logits.float().log_softmax(-1), self.nodes, wanted)
+            return [
+                Draft(tokens[row, :n], parents[row, :n]) if n else Draft() for row, n in enumerate(counts)
+            ]
+        if self.settings.markov is None:
+            tokens, probs = logits.argmax(-1), None
+        else:
+            tokens, probs = self._left_to_right(roots, hidden, logits, generators, wanted)
+        return [
+            Draft(tokens[row, :n], probs=None if probs is None else probs[row, :n]) if n else Draft()
+            for row, n in enumerate(wanted)
+        ]
+
+    def _left_to_right(
+        self,
+        roots: torch.Tensor,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        generators: Sequence[torch.Generator] | None,
+        wanted: list[int],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """DSpark: each token knows the one before by the Markov head. Tokens `[B, k]`, and q where sampled."""
+        head, before = self.net.markov_head, roots
+        state = head.start(len(roots))
+        tokens: list[torch.Tensor] = []
+        probs: list[torch.Tensor] = []
+        for step in range(max(wanted)):
+            bias, state = head.step(before, hidden[:, step], state)
+            scores = logits[:, step] + bias
+            if self.request.sampling.greedy:
+                before = scores.argmax(-1)
+            else:
+                assert generators is not None
+                q = probabilities(scores, self.request.sampling)
+                before = draw(q[:, None], generators, [int(want > step) for want in wanted])[:, 0]
+                probs.append(q)
+            tokens.append(before)
+        return torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None

@@ -1,0 +1,37 @@
+"""EAGLE-3: as EAGLE-2, from hidden states of three depths of the target, with a head and a vocabulary of its own.
+
+Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
+(arXiv 2503.01840); SafeAILab/EAGLE, eagle/model/cnets.py. Variants of other trainers: `specbench.models.eagle`.
+"""
+
+from __future__ import annotations
+
+from specbench.decoding.feature_drafter import DynamicDrafter, open_draft
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.detect import expect
+from specbench.models.eagle import open_eagle
+from specbench.models.target import Target
+
+
+class Eagle3(DynamicDrafter):
+    """EAGLE-3 weights, a dynamic tree. Deterministic proposals, so lossless when sampling too.
+
+    Options:
+        draft: a folder or Hub id with an EAGLE-3 draft, in any of its spellings.
+        total_token: nodes of a tree, its root included.
+        depth: levels expanded below the first; a tree is up to depth + 1 deep (the official evaluation uses 5).
+        top_k: children of a node, and nodes expanded a level.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        draft: str | Checkpoint | None = None,
+        total_token: int = 60,
+        depth: int = 5,
+        top_k: int = 10,
+    ) -> None:
+        checkpoint = open_draft(draft, "eagle3")
+        expect(checkpoint, ("eagle3",), "eagle3")
+        super().__init__(target, open_eagle(checkpoint, target), checkpoint, total_token, depth, top_k)

@@ -1,0 +1,125 @@
+"""Multi-token prediction: the target drafts for itself with the layers it was trained to look ahead with.
+
+Source: DeepSeek-V3 (arXiv 2412.19437, §2.2); GLM-4.5, Qwen3-Next and others carry such layers in their checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specbench.decoding.context import Context
+from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.measure.memory import module_bytes
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.mtp import open_mtp
+from specbench.models.target import Target
+
+
+class Mtp(Drafter):
+    """A chain of the layers' argmax: layer after layer, then the last one again and again, as EAGLE does.
+
+    A round feeds every layer the target's states of the tokens it has verified. What deeper layers have seen at the
+    last positions were drafts, so those few are fed again. Drafts are argmax at every temperature, judged as the
+    deterministic proposals they are: lossless.
+
+    Options:
+        draft: a folder or Hub id that holds the layers; the target's own without it.
+        k: tokens proposed a round; 0 is one a layer.
+    """
+
+    taps = ("final",)
+
+    def __init__(self, target: Target, *, draft: str | Checkpoint | None = None, k: int = 0) -> None:
+        super().__init__(target)
+        if k < 0:
+            raise ValueError("k must be at least 1, or 0 for one a layer")
+        self.net, checkpoint = open_mtp(target, draft)
+        self.identity = checkpoint.identity("multi-token-prediction layers").to_json()
+        self.layers = len(self.net.layers)
+        self.k = self.max_nodes = k or self.layers
+
+    def release(self) -> None:
+        self.net.cache.release()
+        self._states = torch.empty(0)
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return self.identity
+
+    def weights_bytes(self) -> int:
+        return module_bytes(self.net)
+
+    def kv_bytes(self) -> int:
+        return self.net.cache.nbytes()
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._texts = [list(prompt) for prompt in prompts]
+        self._context = Context(self.net)
+        self._states = torch.empty(0)
+        self._counts = [0] * len(prompts)
+        self.net.reserve(len(prompts), self.request.capacity + self.k + 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        if all(outcome.finished):
+            return
+        kept = [len(text) for text in self._texts] if outcome.prefill else [n + 1 for n in outcome.accepted]
+        new = outcome.along_path(outcome.taps["final"].to(self.net.device))
+        self._append(new, [0 if done else n for n, done in zip(kept, outcome.finished, strict=True)])
+        for text, tokens in zip(self._texts, outcome.tokens, strict=True):
+            text += tokens
+
+    def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
+        wanted = [min(budget, self.k) for budget in budgets]
+        if not any(wanted):
+            return [Draft()] * len(budgets)
+        tokens = self._chain(wanted)
+        return [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
+
+    def _append(self, new: torch.Tensor, counts: list[int]) -> None:
+        """Set the states to feed: the last `layers - 1` of those fed before, and the first `counts[b]` of `new`."""
+        if not self._states.numel() or self.layers == 1:
+            self._states, self._counts = new, counts
+            return
+        again = [
+            min(self.layers - 1, n) if count else 0 for n, count in zip(self._counts, counts, strict=True)
+        ]
+        device, before = new.device, self._states.shape[1]
+        repeat, skip = torch.tensor([again, self._counts], device=device)[..., None]
+        column = torch.arange(max(map(sum, zip(again, counts, strict=True))), device=device)
+        source = torch.where(column < repeat, skip - repeat + column, before - repeat + column)
+        joined = torch.cat([self._states, new], 1)
+        source = source.clamp(max=joined.shape[1] - 1)[..., None].expand(-1, -1, joined.shape[2])
+        self._states = joined.gather(1, source)
+        self._counts = [n + m for n, m in zip(again, counts, strict=True)]
+
+    def _chain(self, wanted: list[int]) -> torch.Tensor:
+        """Drafts int64 `[B, max(wanted)]`, of which `wanted[b]` are real."""
+        counts = [n if want else 0 for n, want in zip(self._counts, wanted, strict=True)]
+        self._context.rewind([len(text) - 1 - n for text, n in zip(self._texts, self._counts, strict=True)])
+        ids, ends = self._last_tokens(counts)
+        rows = torch.arange(len(wanted), device=ids.device)
+        states = self._states[:, : ids.shape[1]]
+        at = self._context.extend(ids.shape[1], counts)
+        tokens: list[torch.Tensor] = []
+        for step in range(max(wanted)):
+            layer = min(step, self.layers - 1)
+            if step < self.layers:
+                states = self.net.run(layer, ids, states, at)
+                state = states[rows, ends]
+            else:  # the last layer once more, on its own state and its own token
+                at = self._context.extend(1, [int(want > step) for want in wanted])
+                state = self.net.run(layer, tokens[-1][:, None], state[:, None], at)[:, 0]
+            tokens.append(self.net.logits(layer, state).argmax(-1))
+            # The next layer reads one token further on: the text's, and at the end what was just drafted.
+            ids = ids.roll(-1, 1).scatter(1, ends[:, None], tokens[-1][:, None])
+        return torch.stack(tokens, 1)
+
+    def _last_tokens(self, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last `counts[b]` tokens of each text, int64 `[B, W]`, right-padded; each last one's column `[B]`."""
+        width = max(counts)
+        lines = [text[len(text) - n :] for text, n in zip(self._texts, counts, strict=True)]
+        table = [line + [0] * (width - len(line)) + [max(len(line) - 1, 0)] for line in lines]
+        packed = torch.tensor(table, device=self.net.device)
+        return packed[:, :width], packed[:, width]

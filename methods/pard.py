@@ -1,0 +1,118 @@
+"""PARD: a small language model that was taught to guess k tokens in one pass, through mask tokens behind the text.
+
+Source: An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation" (arXiv 2504.18583;
+AMD-AGI/PARD, pard/pard_infer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specbench.decoding.context import Context
+from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.errors import SpecbenchError
+from specbench.models.drafts import known_ids, open_draft_model
+from specbench.models.target import Target
+
+
+class Pard(Drafter):
+    """The draft's argmax at the last token of the text and at k-1 mask tokens behind it.
+
+    The text's tokens are seen once and kept in the draft's cache, mask tokens never: what a round accepted is read
+    by the next pass, together with that round's masks. Drafts are argmax at every temperature, judged as the
+    deterministic proposals they are: lossless.
+
+    Options:
+        draft: the PARD draft, any REF a target may be; its config has a `pard_token`.
+        k: tokens proposed a round.
+    """
+
+    def __init__(self, target: Target, *, draft: str | Target | None = None, k: int = 12) -> None:
+        super().__init__(target)
+        if k < 1:
+            raise ValueError("k must be at least 1")
+        self.draft = open_draft_model(draft, target, "pard", share=False)
+        self.mask = _mask_token(self.draft)
+        self.k = self.max_nodes = k
+
+    def release(self) -> None:
+        self.draft.cache.release()
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return None if self.draft.identity is None else self.draft.identity.to_json()
+
+    def weights_bytes(self) -> int:
+        return self.draft.weights_bytes()
+
+    def kv_bytes(self) -> int:
+        return self.draft.cache.nbytes()
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._texts = [list(prompt) for prompt in prompts]
+        self._context = Context(self.draft)
+        self.draft.reserve(len(prompts), self.request.capacity + self.k)
+
+    def observe(self, outcome: Outcome) -> None:
+        if outcome.prefill and not all(outcome.finished):
+            self.draft.prefill([known_ids(text, self.draft, self.target) for text in self._texts])
+            self._context.rewind([len(text) for text in self._texts])
+        for text, tokens in zip(self._texts, outcome.tokens, strict=True):
+            text += tokens
+
+    def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
+        wanted = [
+            max(0, min(self.k, budget, self.draft.context - len(text)))
+            for budget, text in zip(budgets, self._texts, strict=True)
+        ]
+        if not any(wanted):
+            return [Draft()] * len(budgets)
+        unread = [
+            known_ids(text[length:], self.draft, self.target) if want else []
+            for text, length, want in zip(self._texts, self._context.lengths, wanted, strict=True)
+        ]
+        tokens = self._guess(unread, wanted)
+        return [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
+
+    def _guess(self, unread: list[list[int]], wanted: list[int]) -> torch.Tensor:
+        """One pass over what each row has not read and its masks; int64 `[B, k]`, `wanted[b]` of them real."""
+        device = self.draft.device
+        lines = [new + [self.mask] * (want - 1) for new, want in zip(unread, wanted, strict=True)]
+        width = max(map(len, lines))
+        sizes = [[len(line), len(new)] for line, new in zip(lines, unread, strict=True)]
+        table = [line + [0] * (width - len(line)) + pair for line, pair in zip(lines, sizes, strict=True)]
+        ids, size, read = torch.tensor(table, device=device).split([width, 1, 1], dim=1)
+        column = torch.arange(width, device=device).expand(len(lines), -1)
+        at = self._context.layout(column, column < size)
+        logits = self.draft.forward(ids, at.positions, at.slots, at.masks).logits
+        # Only what was committed stays: the masks stand behind it and are written over.
+        self._context.rewind(
+            [length + len(new) for length, new in zip(self._context.lengths, unread, strict=True)]
+        )
+        named = logits[..., : self.target.vocab_size].argmax(-1)
+        places = (read - 1 + torch.arange(max(wanted), device=device)).clamp(0, width - 1)
+        return named.gather(1, places)
+
+
+def _mask_token(draft: Target) -> int:
+    """The id that stands for a token to be guessed.
+
+    Raises:
+        SpecbenchError: the draft's config has none, or one it has no embedding for.
+    """
+    name = draft.identity.name if draft.identity is not None else "the draft model"
+    token = getattr(draft.config, "pard_token", None)
+    rows = draft.embeddings.weight.shape[0]  # type: ignore[index]
+    if token is None:
+        raise SpecbenchError(
+            f"{name} is no PARD draft: its config.json has no pard_token",
+            "give pard a PARD draft with draft=REF; plain models are for --method draft-model",
+        )
+    if not isinstance(token, int) or not 0 <= token < rows:
+        raise SpecbenchError(
+            f"{name}: config.json has pard_token = {token!r}, expected an id below {rows}",
+            "download or copy the draft again",
+        )
+    return token

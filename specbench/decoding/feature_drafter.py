@@ -1,0 +1,174 @@
+"""Drafters whose own network continues the target's hidden states: EAGLE and its kind.
+
+The network's cache holds verified tokens only, each stored with the *target's* hidden state: after every round the
+accepted tokens are fed again with what the target made of them, and what the tree had written is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from specbench.decoding.context import Cached, Context, Layout
+from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.growth import DynamicTree
+from specbench.decoding.tree import arange
+from specbench.errors import SpecbenchError
+from specbench.measure.memory import module_bytes
+from specbench.models.checkpoint import Checkpoint, open_checkpoint
+
+
+class FeatureNet(Cached, Protocol):
+    """A network that continues hidden states (see `specbench.models.eagle.Eagle`)."""
+
+    kind: str
+    taps: tuple[str, ...]
+    positions: int
+    vocab: int
+
+    def __call__(self, tokens: torch.Tensor, hidden: torch.Tensor, at: Layout | None) -> torch.Tensor: ...
+    def features(self, taps: dict[str, torch.Tensor]) -> torch.Tensor: ...
+    def feedback(self, out: torch.Tensor) -> torch.Tensor: ...
+    def logits(self, out: torch.Tensor) -> torch.Tensor: ...
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor: ...
+    def reserve(self, rows: int, tokens: int) -> None: ...
+
+
+def open_draft(draft: str | Checkpoint | None, method: str) -> Checkpoint:
+    """The checkpoint of a learned drafter, which may be open already.
+
+    Raises:
+        SpecbenchError: no draft given, or one that cannot be read.
+    """
+    if draft is None:
+        raise SpecbenchError(
+            f"{method} needs a draft, and none is known for this target",
+            f"give one with --draft REF or {method}:draft=REF",
+        )
+    return draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
+
+
+class FeatureDrafter(Drafter):
+    """Keeps the network's cache in step with the target; subclasses draft from `self._out`.
+
+    A row whose text outgrows the positions the network was made for (`max_position_embeddings` of its config: 2048
+    in the official EAGLE-3 drafts) gets no drafts from there on, and near that end shallower ones.
+
+    Attributes:
+        kind: what the draft was recognised as.
+    """
+
+    def __init__(self, target: Any, net: Any, checkpoint: Checkpoint) -> None:
+        super().__init__(target)
+        self.net: FeatureNet = net
+        self.kind, self.taps = self.net.kind, self.net.taps
+        self._identity = checkpoint.identity(self.kind).to_json()
+        self._weights_bytes = module_bytes(net)
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return self._identity
+
+    def weights_bytes(self) -> int:
+        return self._weights_bytes
+
+    def kv_bytes(self) -> int:
+        return self.net.cache.nbytes()
+
+    def release(self) -> None:
+        self.net.cache.release()
+
+    @property
+    def scratch(self) -> int:
+        """Cache slots a draft may use besides the text's."""
+        raise NotImplementedError
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self._prompts = prompts
+        self._context = Context(self.net)
+        self._context.rewind([0] * len(prompts))
+        self._fits = [True] * len(prompts)
+        self.net.reserve(len(prompts), self.request.capacity + self.scratch + 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        if outcome.prefill:
+            next_tokens = [p[1:] + new for p, new in zip(self._prompts, outcome.tokens, strict=True)]
+        else:
+            next_tokens = outcome.tokens
+        lengths = [n + len(new) for n, new in zip(self._context.lengths, next_tokens, strict=True)]
+        self._fits = [
+            fits and not done and n <= self.net.positions
+            for fits, done, n in zip(self._fits, outcome.finished, lengths, strict=True)
+        ]
+        fed = [new if fits else [] for new, fits in zip(next_tokens, self._fits, strict=True)]
+        if any(fed):
+            self._feed(fed, outcome)
+
+    def _feed(self, tokens: list[list[int]], outcome: Outcome) -> None:
+        """Store each row's new tokens with the target's hidden states; keep what comes out after the last."""
+        counts = [len(row) for row in tokens]
+        width = max(counts)
+        taps = {name: outcome.along_path(tap)[:, :width] for name, tap in outcome.taps.items()}
+        device = self.net.device
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=device)
+        first = outcome.prefill and self.net.window is None
+        at = None if first else self._context.extend(width, counts)
+        if first:
+            self._context.rewind(counts)
+        out = self.net(padded, self.net.features(taps), at)
+        last = torch.tensor([max(n - 1, 0) for n in counts], device=device)
+        self._out = out[arange(len(counts), device), last]
+
+    def allowed(self, budgets: Sequence[int]) -> list[int]:
+        """How deep each row may draft: its budget, cut where the network's positions end."""
+        return [
+            min(budget, self.net.positions - length + 1) if fits else 0
+            for budget, fits, length in zip(budgets, self._fits, self._context.lengths, strict=True)
+        ]
+
+    def expand(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, visible: torch.Tensor, level: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass over T nodes of one level of a tree, all of them at the same position.
+
+        Args:
+            tokens: int64 `[B, T]`.
+            hidden: `[B, T, h]`, from the pass of their parents.
+            visible: bool `[B, T, earlier + T]`, the nodes of this tree that each attends to.
+            level: of these nodes, 0 for children of the root.
+
+        Returns:
+            logits `[B, T, D]` and hidden `[B, T, h]` for their children.
+        """
+        depth = torch.full_like(tokens, level)
+        live = torch.ones_like(tokens, dtype=torch.bool)
+        at = self._context.layout(depth, live, visible, earlier=visible.shape[-1] - tokens.shape[1])
+        out = self.net(tokens, hidden, at)
+        return self.net.logits(out), self.net.feedback(out)
+
+
+class DynamicDrafter(FeatureDrafter):
+    """A feature drafter that grows EAGLE-2's dynamic trees (see `specbench.decoding.growth`).
+
+    Its proposals are deterministic, also when the target samples: exact by the rule for drafts without q.
+    """
+
+    def __init__(
+        self, target: Any, net: Any, checkpoint: Checkpoint, total_token: int, depth: int, top_k: int
+    ) -> None:
+        super().__init__(target, net, checkpoint)
+        self.tree = DynamicTree(total_token, depth, top_k)
+        self.max_nodes = self.tree.nodes
+
+    @property
+    def scratch(self) -> int:
+        return self.tree.depth * self.tree.top_k
+
+    def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
+        allowed = self.allowed(budgets)
+        if not any(allowed):
+            return [Draft()] * len(budgets)
+        logits = self.net.logits(self._out[:, None])[:, 0]
+        hidden = self.net.feedback(self._out)
+        return self.tree.grow(logits, hidden, self.expand, self.net.to_target, allowed)
