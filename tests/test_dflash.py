@@ -248,7 +248,7 @@ def six() -> Target:
     return tiny.llama(VOCAB, seed=3, layers=2, hidden=16, std=0.6)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 @pytest.mark.parametrize("kind", ["chain", "ddtree", "dspark"])
 def test_sampling_is_exact(six: Target, tmp_path: Path, kind: str, sampling: Any) -> None:
     folder = str(write_draft(tmp_path, six, block=4, layers=1, markov="vanilla" if kind == "dspark" else ""))
@@ -310,7 +310,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no mask": ({"dflash_config": {"target_layer_ids": [0, 1]}}, "mask_token_id"),
     "block": ({"block_size": 1}, "leaves nothing to draft"),
     "no heads": ({"num_attention_heads": None}, "num_attention_heads"),
-    "jetspec": ({"causal_head": True}, "JetSpec's causal head"),
+    "jetspec": ({"causal_head": True}, "is a JetSpec draft"),
     "selector": ({"selector_rank": 8}, "DFlash 2's candidate selector"),
     "types": ({"layer_types": ["full_attention"]}, "has 2 layers and layer types full_attention"),
     "speculators": ({"speculators_model_type": "dflash"}, "written by speculators"),

@@ -14,8 +14,8 @@ import parity
 import pytest
 import tiny
 import torch
-from parity_fixture import read
-from parity_record import Mine, NotAFixture
+from parity_fixture import Fixture, read
+from parity_record import Mine, NotAFixture, Run
 from safetensors.torch import save_file
 
 from specbench.decoding.static_tree import named
@@ -232,6 +232,21 @@ def test_the_fake_token_of_spec_bench_is_not_held_against_ours(
     code, lines = run(changed(lookup, tmp_path, change), capsys=capsys)
     # Whether the bare prompt has a match is the only thing that may differ from what was inserted.
     assert code == 0 or "round 0, draft_tokens" in lines[0], lines
+
+
+def test_a_batch_that_differs_is_found(
+    medusa: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Fixture.run
+
+    def mixed_up(self: Fixture, drafter: Any, prompts: list[list[int]], limit: int, stop: Any) -> Run:
+        found = plain(self, drafter, prompts, limit, stop)
+        assert (limit, stop) == (NEW, {STOP}) if len(prompts) > 1 else limit >= NEW
+        return Run(found.emitted[::-1], found.rounds[::-1])
+
+    monkeypatch.setattr(Fixture, "run", mixed_up)
+    code, lines = run(medusa, capsys=capsys)
+    assert (code, "prompt 0, output in a batch[0]: ours " in lines[0]) == (1, True), lines
 
 
 # -- tensors -------------------------------------------------------------------------------------------------

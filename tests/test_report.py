@@ -238,12 +238,15 @@ def test_terminal_prints_markup_as_text_and_warnings_with_cures() -> None:
     assert text.count("[i]t0[/i]") == 2  # the table and the note
 
 
-def test_categories_stand_under_their_task() -> None:
-    trials = block("q1", 0, {"vanilla": {}, "fast": {}}, task="spec", category="qa")
-    trials += block("q2", 1, {"vanilla": {}, "fast": {}}, task="spec", category="math")
+def test_categories_stand_under_their_task_once_they_say_something() -> None:
+    trials = []
+    for number in range(6):
+        category = "qa" if number < 5 else "math"
+        trials += block(f"q{number}", number, {"vanilla": {}, "fast": {}}, task="spec", category=category)
     lines = [line.split("  ")[0:2] for line in printed(trials, 100).splitlines()]
     assert ["spec", ""] in lines
-    assert ["", "math"] in lines
+    assert ["", "qa"] in lines
+    assert ["", "math"] not in lines, "one question has no interval"
     assert "spec / math" in markdown(trials)
 
 

@@ -242,7 +242,10 @@ def _read(file: Path, prefixes: tuple[str, ...] | None) -> dict[str, torch.Tenso
 
 
 def _check_finite(ref: str, key: str, tensor: torch.Tensor) -> None:
-    if tensor.is_floating_point() and not tensor.isfinite().all():
+    known = (
+        tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+    )  # float8 has no isfinite
+    if tensor.is_floating_point() and not known.isfinite().all():
         raise SpecbenchError(
             f"{ref}: weight {key} holds NaN or infinity", "download it again, or train it again"
         )

@@ -192,7 +192,9 @@ def _eagle(config: Mapping[str, Any], keys: Mapping[str, tuple[int, ...]]) -> tu
         return "eagle3", _eagle3_spelling(config, keys)
     if config.get("model_type") == "eagle":
         return "eagle", "vLLM"
-    return ("eagle", "SafeAILab") if ratio == 2 else None
+    # An `fc` of another width is a damaged one: opening it then says which weight is misshapen.
+    attends = any(k.startswith("layers.0.self_attn.") for k in keys)
+    return ("eagle", "SafeAILab") if ratio is not None and (ratio == 2 or attends) else None
 
 
 def _eagle3_spelling(config: Mapping[str, Any], keys: Mapping[str, tuple[int, ...]]) -> str:

@@ -15,7 +15,6 @@ from specbench.models.target import ATTENTION_KINDS, Target
 # Variants that change what is computed: better refused than run as something they are not.
 OTHERS = {
     "projector_type": "another projector",
-    "causal_head": "JetSpec's causal head",
     "selector_rank": "DFlash 2's candidate selector",
     "conv_kernel_size": "DFlash 2's convolutions",
     "draft_vocab_size": "a vocabulary of its own",

@@ -73,7 +73,9 @@ def _by_task(section: Section, width: int) -> Iterator[RenderableType]:
     """Speedups, a line a task (its categories indented below), a column a method; as many tables as fit."""
     methods = [row["method"] for row in section.overall if row["method"] != words.BASELINE]
     cells = {(row["task"], row["category"], row["method"]): row for row in section.parts}
-    places = section.places
+    # A category of too few questions for an interval says nothing a reader could use: it is in the report.
+    known = {(task, category) for (task, category, _), row in cells.items() if _has_interval(row)}
+    places = [place for place in section.places if place[1] is None or place in known]
     labels = [task if category is None else f"  {category}" for task, category in places]
     label_width = min(NAME_WIDTH, max([len("speedup by task"), *map(cell_len, labels)]))
     cell_width = max([18, *(len(words.speedup(row)) for row in section.parts)])
@@ -88,6 +90,10 @@ def _by_task(section: Section, width: int) -> Iterator[RenderableType]:
             table.add_row(Text(label), *(_speedup(row) for row in rows))
         yield table
         yield Text("")
+
+
+def _has_interval(row: Row) -> bool:
+    return row["speedup"]["low"] is not None
 
 
 def _speedup(row: Row | None) -> Text:
