@@ -51,9 +51,9 @@ class DFlash(Drafter):
                 "dflash needs a DFlash draft, and none is known for this target",
                 "give one with --draft REF or dflash:draft=REF",
             )
-        self.checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
-        self.net: DFlashNet = open_dflash(self.checkpoint, target)
-        self.identity = self.checkpoint.identity("DFlash draft").to_json()
+        checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
+        self.net: DFlashNet = open_dflash(checkpoint, target)
+        self.identity = checkpoint.identity("DFlash draft").to_json()
         self.settings = self.net.settings
         if tree == "ddtree" and self.settings.markov is not None:
             raise ValueError(

@@ -153,13 +153,20 @@ def test_drafts_equal_a_plain_recomputation(llama: Target, tmp_path: Path, varia
         assert len(recorded.tokens(row)[0]) == recorded.drafter.settings.drafts
 
 
-def test_the_tree_is_built_of_the_blocks_marginals(llama: Target, draft: Path) -> None:
-    (prompt,) = tiny.prompts(1, 64, seed=6)
-    recorded = Recorded(DFlash(llama, draft=str(draft), tree="ddtree", nodes=20))
-    outputs, _ = generate(DraftVerify(llama, recorded.drafter), Request([prompt], NEW))
-    marginals = SlowDFlash(draft, llama).logits([*prompt, outputs[0][0]]).log_softmax(-1)
-    first = recorded.drafts[0][0]
-    assert paths(first.tokens.tolist(), first.parents.tolist()) == by_heap(marginals, 20)
+def test_every_tree_is_built_of_its_blocks_marginals(llama: Target, draft: Path) -> None:
+    prompts = [*tiny.prompts(2, 64, seed=6), [9]]
+    recorded = Recorded(DFlash(llama, draft=str(draft), tree="ddtree", nodes=40))
+    _, rounds = generate(DraftVerify(llama, recorded.drafter), Request(prompts, 16))
+    assert any(n for r in rounds for n in r.accepted), "some context comes from inside a tree"
+    slow = SlowDFlash(draft, llama)
+    for row, prompt in enumerate(prompts):
+        text = list(prompt)
+        for one, drafts in zip(rounds, recorded.drafts, strict=False):
+            text += one.tokens[row]
+            if len(drafts[row]):
+                tree = paths(drafts[row].tokens.tolist(), drafts[row].parents.tolist())
+                depth = max(map(len, tree))
+                assert set(tree) == set(by_heap(slow.logits(text).log_softmax(-1)[:depth], len(tree)))
 
 
 def by_heap(log_probs: torch.Tensor, nodes: int) -> list[tuple[int, ...]]:
@@ -202,11 +209,11 @@ def test_best_first_equals_enumeration(nodes: int, peak: float) -> None:
 
 
 def test_best_first_puts_parents_first_where_all_are_equally_likely() -> None:
-    certain = torch.full((1, 4, 3), -torch.inf)
+    certain = torch.full((1, 60, 3), -torch.inf)
     certain[..., 1] = 0.0
-    tokens, parents, counts = best_first(certain, 4, [4])
-    assert paths(tokens[0].tolist(), parents[0].tolist()) == [(1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)]
-    assert counts == [4]
+    tokens, parents, counts = best_first(certain, 60, [60])
+    assert paths(tokens[0].tolist(), parents[0].tolist()) == [(1,) * depth for depth in range(1, 61)]
+    assert counts == [60]
 
 
 # -- lossless --------------------------------------------------------------------------------------------------

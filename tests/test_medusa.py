@@ -204,7 +204,8 @@ def test_sampling_is_exact(sampling: Sampling) -> None:
 # -- typical acceptance --------------------------------------------------------------------------------------
 
 
-def test_typical_by_the_definition() -> None:
+@pytest.mark.parametrize(("epsilon", "alpha"), [(0.3, 0.5), (0.05, 0.9)])
+def test_typical_by_the_definition(epsilon: float, alpha: float) -> None:
     """Against every path tried in turn, with a chain, a bare root and padding in the batch."""
     torch.manual_seed(0)
     shape = StaticTree([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
@@ -213,9 +214,9 @@ def test_typical_by_the_definition() -> None:
         drafts = [Draft(tokens, shape.parents), Draft(tokens[:2], [-1, 0]), Draft()]
         tree = collate(torch.tensor([1, 2, 3]), drafts, [True, True, True], 5)
         logits = 2 * torch.randn(3, 7, 5)
-        verdict = typical(tree, logits, Sampling(0.8), 0.3, 0.5)
+        verdict = typical(tree, logits, Sampling(0.8), epsilon, alpha)
         for row, draft in enumerate(drafts):
-            best = slow_typical(draft, logits[row], 0.8, 0.3, 0.5)
+            best = slow_typical(draft, logits[row], 0.8, epsilon, alpha)
             count = int(verdict.accepted[row])
             assert (verdict.path[row, 1 : count + 1] - 1).tolist() == best
             assert int(verdict.bonus[row]) == int(logits[row, best[-1] + 1 if best else 0].argmax())
