@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tiny_folder import Workplace, quiet_machine, save_folder, write_task
+
+
+def pytest_configure() -> None:
+    """One thread, here and in processes that tests start: tiny models gain nothing from two, and where another
+    process wants the core they lose much."""
+    import torch
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
 
 QUESTIONS = (["hello you", "and more"], ["second one x y z"], ["third one x y x y x y"])
 
