@@ -57,7 +57,7 @@ def exact(target: Target, sampling: Sampling) -> np.ndarray:
     joint = np.empty((VOCAB,) * 3)
     for row, (a, b) in enumerate(product(range(VOCAB), repeat=2)):
         joint[a, b] = p[row, 0, a] * p[row, 1, b] * p[row, 2]
-    return joint
+    return joint / joint.sum()  # float32: it need not be 1 exactly
 
 
 def sampled(
