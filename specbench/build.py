@@ -125,6 +125,11 @@ def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
         raise SpecbenchError(
             f"{spec.label} cannot be set up: {first_line(error)}", "mend the method, or leave it out"
         ) from error
+    if getattr(made, "wants_answer", False) and not config.sampling.greedy:
+        raise SpecbenchError(
+            f"{spec.name} knows the target's greedy answer only, and the temperature is {config.temperature:g}",
+            f"leave {spec.name} out, or use --temperature 0",
+        )
     return Named(label, spec, DraftVerify(target, made) if isinstance(made, Drafter) else made, known)
 
 

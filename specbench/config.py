@@ -61,8 +61,8 @@ class RunConfig:
                 "give at least 1",
             ),
             (
-                self.temperature >= 0,
-                f"--temperature {self.temperature} is negative",
+                0 <= self.temperature < float("inf"),
+                f"--temperature {self.temperature} is not a number from 0 up",
                 "give 0 for greedy, or more",
             ),
             (0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1]", "give 1 to switch it off"),

@@ -79,8 +79,14 @@ def resumed(
             )
     if before.get("versions") != ours["versions"]:
         notify("package versions have changed since this run was begun: see its manifest")
-    starts = [*before.get("resumed", []), {"at": manifest["start"], "versions": manifest["versions"]}]
-    first: dict[str, Any] = {name: before[name] for name in ("start", "versions") if name in before}
+    if before.get("git") != ours["git"]:
+        notify("specbench's own code has changed since this run was begun: see `git` in its manifest")
+    kept = ("versions", "git")
+    starts = [
+        *before.get("resumed", []),
+        {"at": manifest["start"], **{name: manifest[name] for name in kept}},
+    ]
+    first: dict[str, Any] = {name: before[name] for name in ("start", *kept) if name in before}
     return {**manifest, **first, "resumed": starts}
 
 

@@ -54,7 +54,9 @@ class Progress:
                 "warming up", total=self._total, completed=self._finished, live=""
             )
         elif self._plain:
-            self._console.print(f"warming up; {self._total - self._finished} blocks to measure")
+            self._console.print(
+                f"warming up; {self._total - self._finished} blocks to measure", soft_wrap=True
+            )
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -73,7 +75,9 @@ class Progress:
             self._bar.update(self._task, advance=1, description=block.task.name, live=self._live())
         elif self._plain and time.monotonic() - self._last_line > PLAIN_EVERY_S:
             self._last_line = time.monotonic()
-            self._console.print(f"{self._finished}/{self._total} blocks, {self._left()} left  {self._live()}")
+            self._console.print(
+                f"{self._finished}/{self._total} blocks, {self._left()} left  {self._live()}", soft_wrap=True
+            )
 
     def _left(self) -> str:
         done = self._finished - self._skipped

@@ -39,8 +39,8 @@ def effective_config(given: Mapping[str, Any], file: Path | None) -> RunConfig:
     settings = {**(read_config(file) if file else {}), **given}
     if "target" not in settings:
         settings["target"] = EMBEDDED_TARGET
-        if not settings.keys() - {"target", "text", "threads", "seed"}:
-            settings |= {"limit": 1, "max_new_tokens": EMBEDDED_NEW_TOKENS}
+        if not settings.keys() & {"tasks", "methods"}:
+            settings = {"limit": 1, "max_new_tokens": EMBEDDED_NEW_TOKENS, **settings}
     settings.setdefault("tasks", tuple(bundled_names()))
     config = RunConfig(**{"methods": EMBEDDED_METHODS, **settings})
     if "methods" not in settings and 1 not in config.batch_sizes:

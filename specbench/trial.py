@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -149,8 +150,9 @@ def _row(
     trial.output_ids = measured.tokens[row]
     trial.output_tokens = len(trial.output_ids)
     trial.finish = "eos" if trial.output_ids and trial.output_ids[-1] in stop else "length"
-    trial.batch_s = trial.total_s = time.total_s
-    trial.prefill_s, trial.decode_s = time.prefill_s, time.decode_s
+    trial.batch_s, trial.prefill_s = time.total_s, time.prefill_s
+    trial.decode_s = _own_decode_s(measured, row)
+    trial.total_s = trial.prefill_s + trial.decode_s
     trial.spans = time.spans if time.verify_s is not None else None
     trial.rounds = _rounds(measured, row)
     trial.nvml = measured.nvml
@@ -181,6 +183,14 @@ def blank(block: Block, named: Named, row: int, order: int, attempt: int = 0) ->
         state=state(named.method),
         lossless=named.method.lossless,
     )
+
+
+def _own_decode_s(measured: Measured, row: int) -> float:
+    """Decode seconds until the row's own last round: a row that stops early does not wait for its batch."""
+    rounds = [one for one in measured.rounds if not one.prefill]
+    own = max((i for i, one in enumerate(rounds, 1) if one.drafted[row] is not None), default=0)
+    times = measured.timings.round_s
+    return measured.timings.decode_s if own == len(rounds) else math.fsum(times[:own])
 
 
 def _rounds(measured: Measured, row: int) -> Rounds:

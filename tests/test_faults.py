@@ -57,6 +57,8 @@ def refused(result: Result, *wanted: str, code: int = 2) -> None:
         (["--limit", "-1"], ["--limit -1 is negative"]),
         (["--max-new-tokens", "0"], ["--max-new-tokens 0"]),
         (["--temperature", "-1"], ["--temperature -1"]),
+        (["--temperature", "inf"], ["--temperature inf"]),
+        (["--temperature", "1", "--method", "oracle"], ["greedy answer only"]),
         (["--top-p", "0"], ["--top-p 0"]),
         (["--threads", "some"], ["--threads some"]),
         (["--time-budget", "soon"], ["--time-budget soon is not a time"]),

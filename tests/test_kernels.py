@@ -100,3 +100,9 @@ def test_an_unwritable_cache_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(kernels, "SMALLEST", 0)
     (tmp_path / "file").write_text("")
     assert tiny.llama(seed=1).pack(tmp_path / "file" / "below").kernel_choices
+
+
+def test_the_packed_copy_counts_as_memory(target: Target) -> None:
+    plain = tiny.llama(seed=1).weights_bytes()
+    layers = [layer for layer in target.model.modules() if isinstance(layer, kernels.PackedLinear)]
+    assert target.weights_bytes() == plain + sum(layer.weight.nbytes for layer in layers)

@@ -87,7 +87,7 @@ def test_without_arguments_the_embedded_default() -> None:
 
 def test_what_is_given_is_not_overridden() -> None:
     found = effective_config({"limit": 3}, None)
-    assert (found.limit, found.max_new_tokens) == (3, None)
+    assert (found.limit, found.max_new_tokens) == (3, 48)
     assert effective_config({"batch_sizes": (4,)}, None).methods == EMBEDDED_BATCH_METHODS
     assert effective_config({"batch_sizes": (1, 4)}, None).methods == EMBEDDED_METHODS
 

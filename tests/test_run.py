@@ -92,12 +92,12 @@ def test_rounds_add_up(run: Workplace) -> None:
 
 def test_time_adds_up(run: Workplace) -> None:
     for row in run.rows("whole"):
-        assert row["batch_s"] == row["total_s"] == pytest.approx(row["prefill_s"] + row["decode_s"])
+        assert row["batch_s"] >= row["total_s"] == pytest.approx(row["prefill_s"] + row["decode_s"])
         if row["method"] == "hf-generate":
             assert row["spans"] is None  # what happens inside `generate` is not known
             continue
         assert set(row["spans"]) == {"draft", "verify", "accept", "other"}
-        assert sum(row["spans"].values()) == pytest.approx(row["decode_s"], rel=1e-6)
+        assert sum(row["spans"].values()) >= row["decode_s"] * (1 - 1e-6)
         assert row["spans"]["other"] >= 0
 
 
@@ -114,6 +114,14 @@ def test_blocks_alternate_in_order(run: Workplace) -> None:
         ahead.append(measured == fitting)
     assert ahead[0]
     assert abs(2 * sum(ahead) - len(ahead)) <= 1
+
+
+def test_a_row_that_stops_early_has_its_own_time(run: Workplace) -> None:
+    for row in run.rows("whole"):
+        rounds = row["rounds"]
+        assert row["total_s"] == pytest.approx(row["prefill_s"] + row["decode_s"])
+        assert row["total_s"] <= row["batch_s"] * (1 + 1e-9)
+        assert sum(rounds["round_s"]) <= row["decode_s"] * (1 + 1e-9)
 
 
 def test_outputs_agree_and_turns_go_on_from_vanillas_answer(run: Workplace) -> None:

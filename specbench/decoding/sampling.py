@@ -35,15 +35,12 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if 0 < sampling.top_k < scores.shape[-1]:
         least = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))
-    probs = scores.softmax(dim=-1)
     if sampling.top_p < 1:
-        ordered, index = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered
-        # The likeliest token always stays, whatever top_p is.
-        ordered[..., 1:].masked_fill_(before[..., 1:] >= sampling.top_p, 0.0)
-        probs = torch.zeros_like(probs).scatter(-1, index, ordered)
-        probs = probs / probs.sum(dim=-1, keepdim=True)
-    return probs
+        ordered, index = scores.sort(dim=-1, descending=False)
+        beyond = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - sampling.top_p
+        beyond[..., -1] = False  # the likeliest token always stays, whatever top_p is
+        scores = scores.masked_fill(beyond.scatter(-1, index, beyond), float("-inf"))
+    return scores.softmax(dim=-1)
 
 
 def draw(probs: torch.Tensor, generators: Sequence[torch.Generator], counts: Sequence[int]) -> torch.Tensor:

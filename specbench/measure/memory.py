@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,9 +130,13 @@ def _status_bytes(proc: Path, name: str) -> int | None:
 
 def module_bytes(*modules: torch.nn.Module) -> int:
     """Bytes of the parameters and buffers of these modules, as stored: quantised weights count packed, with
-    their scales; what is shared, within a module or between them, counts once.
+    their scales; what is shared, within a module or between them, counts once; copies packed for a CPU kernel
+    (`models.kernels`) count too.
     """
-    return tensor_bytes(t for m in modules for t in (*m.parameters(), *m.buffers()))
+    packed: Iterator[Any] = (
+        layer.packed for m in modules for layer in m.modules() if hasattr(layer, "packed")
+    )
+    return tensor_bytes(chain((t for m in modules for t in (*m.parameters(), *m.buffers())), packed))
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:

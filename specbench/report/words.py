@@ -155,10 +155,12 @@ def _effect(row: Row, method: str, target: str) -> str:
     point, low, high = estimate["point"], estimate["low"], estimate["high"]
     if point is None:
         return f"{method} has no speedup on {target}: no block was measured by both it and vanilla,"
-    known = bracket(estimate) or " (too few questions for an interval)"
+    if low is None or high is None:
+        return f"{method} reads {times(point)} end to end on {target}, from too few questions to say more,"
+    known = bracket(estimate)
     if row["method"] == AGAIN:
         return f"vanilla measured again reads {times(point)}{known} (the truth is 1.00x) on {target}"
-    if low is not None and high is not None and low <= 1 <= high:
+    if low <= 1 <= high:
         return f"{method} makes no clear difference to {target}: {times(point)} end to end{known}"
     if point < 1:
         return f"{method} makes {target} slower: {times(point)} end to end{known}"
