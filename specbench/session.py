@@ -68,12 +68,11 @@ class Session:
 
     def dry_run(self) -> None:
         """Print what would be measured and about how long it takes; load nothing."""
-        from specbench.build import labels
         from specbench.estimate import estimate
         from specbench.plan import counts, plan
         from specbench.spec import find_method
 
-        specs = labels(self.config.methods)
+        specs = self._specs()
         tasks = self._tasks()
         blocks = plan(self.config, tasks)
         self._note_all([note for task in tasks for note in task.notes])
@@ -97,11 +96,10 @@ class Session:
 
     def run(self) -> int:
         """Measure, print and report; the exit code."""
-        from specbench.build import labels
         from specbench.manifest import describe, now, resumed
 
         tasks = self._tasks()
-        specs = labels(self.config.methods)
+        specs = self._specs()
         store = self._store()
         earlier = None if self.fresh or not store.exists else read_run(store.path)
         if earlier is not None:
@@ -155,26 +153,34 @@ class Session:
                 "use the same options to resume it, another --name, or --fresh to move it aside",
             )
 
+    def _specs(self) -> list[tuple[str, Spec]]:
+        """Label and SPEC of each method, as far as they can be checked before anything is loaded."""
+        from specbench.build import labels
+        from specbench.spec import find_method, options_of
+
+        specs = labels(self.config.methods)
+        classes = {label: find_method(spec.name) for label, spec in specs}
+        if self.config.draft and not any("draft" in options_of(cls) for cls in classes.values()):
+            raise SpecbenchError("--draft is given, but no method takes a draft", "leave --draft out")
+        alone = [label for label, cls in classes.items() if not getattr(cls, "batches", True)]
+        if alone and 1 not in self.config.batch_sizes:
+            raise SpecbenchError(
+                f"{', '.join(alone)} runs at batch size 1 only",
+                "add 1 to --batch-size, or leave the method out",
+            )
+        return specs
+
     def _open(self, specs: Sequence[tuple[str, Spec]]) -> tuple[Target, list[Named]]:
         import torch
 
         from specbench.build import build, open_target
         from specbench.conversation import template_note
-        from specbench.spec import find_method, options_of
 
         torch.set_grad_enabled(False)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         target = open_target(self.config, self._note)
         methods = [build(label, spec, target, self.config) for label, spec in specs]
-        if self.config.draft and not any("draft" in options_of(find_method(spec.name)) for _, spec in specs):
-            raise SpecbenchError("--draft is given, but no method takes a draft", "leave --draft out")
-        alone = [named.label for named in methods if not named.method.batches]
-        if alone and 1 not in self.config.batch_sizes:
-            raise SpecbenchError(
-                f"{', '.join(alone)} runs at batch size 1 only",
-                "add 1 to --batch-size, or leave the method out",
-            )
         note = template_note(target.tokenizer, self.config.template_args)
         self._note_all([note] if note else [])
         self._note_all(getattr(target.identity, "notes", []))

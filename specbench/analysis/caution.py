@@ -116,7 +116,7 @@ def _failed(overall: Overall) -> Iterable[Caution]:
         message = (
             f"{row['method']}: {row['failed']} of {row['trials']} trials failed; their blocks are not counted"
         )
-        cure = "see `error` in trials.jsonl; out of memory: a smaller --batch-size or --max-new-tokens"
+        cure = "see `error` in trials.jsonl"
         yield warning("failed", message, cure, row["run"], row["method"])
 
 
