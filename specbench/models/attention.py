@@ -33,19 +33,33 @@ def grouped_sdpa(
 
     Without a mask, and for whatever this does not know, transformers' own sdpa does the work.
     """
-    batch, heads, length, width = query.shape
+    _, heads, length, _ = query.shape
     groups = heads // key.shape[1]
     plain = not any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux"))
     if attention_mask is None or not plain or length * groups > _MOST_QUERIES or dropout:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    out = grouped(query, key, value, attention_mask, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def grouped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Output `[B, H, T, D]` under an additive mask `[B, 1, T, L]`: a group's heads are queries of one key head."""
+    batch, heads, length, width = query.shape
+    groups = heads // key.shape[1]
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1:
-            attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+            mask = mask.repeat(1, 1, groups, 1)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, length, -1)
 
 
 def register() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from specbench.models.attention import grouped
 from specbench.models.cache import SlotCache
 from specbench.models.target import round_up
 
@@ -78,15 +79,11 @@ class Attention(nn.Module):
         Args:
             mask: additive `[B, 1, T, L]`; None is causal, for a first pass that attends to itself alone.
         """
-        groups = q.shape[1] // k.shape[1]
-        if mask is None or groups == 1:
-            out = scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=groups > 1
-            )
-        else:  # query heads of a group as further queries of their key head: K and V are not copied
-            grouped = q.reshape(q.shape[0], k.shape[1], groups * q.shape[2], q.shape[3])
-            out = scaled_dot_product_attention(grouped, k, v, attn_mask=mask.repeat(1, 1, groups, 1))
-            out = out.reshape(q.shape)
+        if mask is None:
+            shared = q.shape[1] != k.shape[1]
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
+        else:
+            out = grouped(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def forward(
