@@ -271,7 +271,7 @@ def test_what_is_published_of_a_drafter_goes_into_the_manifest() -> None:
 
 
 def test_a_resumed_run_does_not_mind_an_edited_registry() -> None:
-    before: dict[str, Any] = {**dict.fromkeys(FIXED), "name": "r", "start": "a", "versions": {}}
+    before: dict[str, Any] = {**dict.fromkeys((*FIXED, "git")), "name": "r", "start": "a", "versions": {}}
     before["drafters"] = {"eagle2": {"ref": "x", "verified": False}}
     edited = {"ref": "x", "verified": True, "expected_tau": 3.0, "tau_source": "s"}
     assert set(edited) - {"ref"} == set(PUBLISHED)
