@@ -5,10 +5,7 @@ Both grow the same dynamic trees, so what the weights are decides everything. So
 
 from __future__ import annotations
 
-from specbench.decoding.feature_drafter import DynamicDrafter, open_draft
-from specbench.models.checkpoint import Checkpoint
-from specbench.models.eagle import open_eagle
-from specbench.models.target import Target
+from specbench.decoding.feature_drafter import DynamicDrafter
 
 
 class Eagle(DynamicDrafter):
@@ -17,16 +14,8 @@ class Eagle(DynamicDrafter):
     Options: as of `eagle2` and `eagle3`.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        draft: str | Checkpoint | None = None,
-        total_token: int = 60,
-        depth: int = 5,
-        top_k: int = 10,
-    ) -> None:
-        checkpoint = open_draft(draft, "eagle")
-        super().__init__(target, open_eagle(checkpoint, target), checkpoint, total_token, depth, top_k)
+    name = "eagle"
+
+    def opened(self) -> None:
         self.taken = "eagle3" if self.kind == "EAGLE-3" else "eagle2"
         self._identity["notes"].append(f"eagle took {self.taken}")

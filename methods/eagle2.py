@@ -6,11 +6,7 @@ SafeAILab/EAGLE, eagle/model/cnets1.py. HASS drafts (arXiv 2408.15766) have the 
 
 from __future__ import annotations
 
-from specbench.decoding.feature_drafter import DynamicDrafter, open_draft
-from specbench.models.checkpoint import Checkpoint
-from specbench.models.detect import expect
-from specbench.models.eagle import open_eagle
-from specbench.models.target import Target
+from specbench.decoding.feature_drafter import DynamicDrafter
 
 
 class Eagle2(DynamicDrafter):
@@ -23,15 +19,5 @@ class Eagle2(DynamicDrafter):
         top_k: children of a node, and nodes expanded a level.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        draft: str | Checkpoint | None = None,
-        total_token: int = 60,
-        depth: int = 5,
-        top_k: int = 10,
-    ) -> None:
-        checkpoint = open_draft(draft, "eagle2")
-        expect(checkpoint, ("eagle",), "eagle2")
-        super().__init__(target, open_eagle(checkpoint, target), checkpoint, total_token, depth, top_k)
+    name = "eagle2"
+    accepts = ("eagle",)

@@ -6,11 +6,7 @@ Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Lan
 
 from __future__ import annotations
 
-from specbench.decoding.feature_drafter import DynamicDrafter, open_draft
-from specbench.models.checkpoint import Checkpoint
-from specbench.models.detect import expect
-from specbench.models.eagle import open_eagle
-from specbench.models.target import Target
+from specbench.decoding.feature_drafter import DynamicDrafter
 
 
 class Eagle3(DynamicDrafter):
@@ -23,15 +19,5 @@ class Eagle3(DynamicDrafter):
         top_k: children of a node, and nodes expanded a level.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        draft: str | Checkpoint | None = None,
-        total_token: int = 60,
-        depth: int = 5,
-        top_k: int = 10,
-    ) -> None:
-        checkpoint = open_draft(draft, "eagle3")
-        expect(checkpoint, ("eagle3",), "eagle3")
-        super().__init__(target, open_eagle(checkpoint, target), checkpoint, total_token, depth, top_k)
+    name = "eagle3"
+    accepts = ("eagle3",)

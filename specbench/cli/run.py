@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    ctx: typer.Context,
     target: Annotated[
         str | None, typer.Option(help="Alias, Hub id, folder, GGUF file, or random:ALIAS (timing only).")
     ] = None,

@@ -18,6 +18,9 @@ from specbench.decoding.tree import arange
 from specbench.errors import SpecbenchError
 from specbench.measure.memory import module_bytes
 from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.detect import expect
+from specbench.models.eagle import open_eagle
+from specbench.models.target import Target
 
 
 class FeatureNet(Cached, Protocol):
@@ -154,12 +157,28 @@ class DynamicDrafter(FeatureDrafter):
     Its proposals are deterministic, also when the target samples: exact by the rule for drafts without q.
     """
 
+    name: str  # of the method, for what it says of a draft it cannot take
+    accepts: tuple[str, ...] = ()  # kinds of draft (`specbench.models.detect`); empty: whatever EAGLE opens
+
     def __init__(
-        self, target: Any, net: Any, checkpoint: Checkpoint, total_token: int, depth: int, top_k: int
+        self,
+        target: Target,
+        *,
+        draft: str | Checkpoint | None = None,
+        total_token: int = 60,
+        depth: int = 5,
+        top_k: int = 10,
     ) -> None:
-        super().__init__(target, net, checkpoint)
+        checkpoint = open_draft(draft, self.name)
+        if self.accepts:
+            expect(checkpoint, self.accepts, self.name)
+        super().__init__(target, open_eagle(checkpoint, target), checkpoint)
         self.tree = DynamicTree(total_token, depth, top_k)
         self.max_nodes = self.tree.nodes
+        self.opened()
+
+    def opened(self) -> None:
+        """What a method does once its draft is open."""
 
     @property
     def scratch(self) -> int:
