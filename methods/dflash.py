@@ -15,10 +15,10 @@ from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.marginal_tree import best_first
 from specbench.decoding.sampling import draw, probabilities
-from specbench.errors import SpecbenchError
 from specbench.measure.memory import module_bytes
-from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.checkpoint import Checkpoint
 from specbench.models.dflash import DFlashNet, open_dflash
+from specbench.models.drafts import open_heads
 from specbench.models.target import Target
 
 
@@ -46,12 +46,7 @@ class DFlash(Drafter):
         super().__init__(target)
         if nodes < 1:
             raise ValueError("nodes must be at least 1")
-        if draft is None:
-            raise SpecbenchError(
-                "dflash needs a DFlash draft, and none is known for this target",
-                "give one with --draft REF or dflash:draft=REF",
-            )
-        checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
+        checkpoint = open_heads(draft, "dflash", ("dflash", "dspark"))
         self.net: DFlashNet = open_dflash(checkpoint, target)
         self.identity = checkpoint.identity("DFlash draft").to_json()
         self.settings = self.net.settings

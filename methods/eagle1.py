@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.feature_drafter import FeatureDrafter, open_draft
+from specbench.decoding.feature_drafter import FeatureDrafter
 from specbench.decoding.sampling import draw_distinct, probabilities
 from specbench.decoding.static_tree import named
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.detect import expect
+from specbench.models.drafts import open_heads
 from specbench.models.eagle import open_eagle
 from specbench.models.target import Target
 
@@ -41,8 +41,7 @@ class Eagle1(FeatureDrafter):
         tree: str = "eagle1",
         sampled: bool = True,
     ) -> None:
-        checkpoint = open_draft(draft, "eagle1")
-        expect(checkpoint, ("eagle",), "eagle1")
+        checkpoint = open_heads(draft, "eagle1", ("eagle",))
         super().__init__(target, open_eagle(checkpoint, target), checkpoint)
         self.tree, self.sampled = named(tree).narrow(self.net.vocab), sampled
         self.max_nodes = self.tree.width

@@ -15,9 +15,9 @@ from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.static_tree import Level, StaticTree, named
 from specbench.decoding.tree import arange
-from specbench.errors import SpecbenchError
 from specbench.models import hydra
-from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.drafts import open_heads
 from specbench.models.target import Target
 
 
@@ -35,12 +35,7 @@ class Hydra(Drafter):
         self, target: Target, *, draft: str | Checkpoint | None = None, tree: str = "mc_sim_7b_63"
     ) -> None:
         super().__init__(target)
-        if draft is None:
-            raise SpecbenchError(
-                "hydra needs heads, and none are known for this target",
-                "give some with --draft REF or hydra:draft=REF",
-            )
-        checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
+        checkpoint = open_heads(draft, "hydra", ("hydra",))
         self.net = hydra.open_hydra(checkpoint, target)
         self.tree = named(tree).narrow(target.vocab_size).clip(len(self.net.heads))
         self.max_nodes = self.tree.width

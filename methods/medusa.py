@@ -17,8 +17,8 @@ from specbench.decoding.sampling import Sampling, probabilities
 from specbench.decoding.static_tree import named
 from specbench.decoding.tree import Tree, arange, walk
 from specbench.decoding.verify import Verdict
-from specbench.errors import SpecbenchError
 from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.drafts import open_heads
 from specbench.models.medusa import INSIDE, only_heads, open_medusa
 from specbench.models.target import Target
 
@@ -117,16 +117,9 @@ def typical(tree: Tree, logits: torch.Tensor, sampling: Sampling, epsilon: float
 
 
 def _heads_for(target: Target, draft: str | Checkpoint | None) -> Checkpoint:
-    if isinstance(draft, Checkpoint):
-        return only_heads(draft)
-    if draft is not None:
-        return only_heads(open_checkpoint(draft))
     identity = target.identity
-    if identity is not None and identity.source in ("hub", "local"):
+    if draft is None and identity is not None and identity.source in ("hub", "local"):
         own = open_checkpoint(identity.hub_id or identity.ref, identity.revision, (INSIDE,))
         if own.state:
             return only_heads(own)
-    raise SpecbenchError(
-        "medusa needs heads, and none are known for this target",
-        "give some with --draft REF or medusa:draft=REF",
-    )
+    return only_heads(open_heads(draft, "medusa", ("medusa", "medusa-2")))

@@ -34,7 +34,7 @@ class Pard(Drafter):
         super().__init__(target)
         if k < 1:
             raise ValueError("k must be at least 1")
-        self.draft = open_draft_model(draft, target, "pard", share=False)
+        self.draft = open_draft_model(draft, target, "pard", kinds=("pard",), share=False)
         self.mask = _mask_token(self.draft)
         self.k = self.max_nodes = k
 

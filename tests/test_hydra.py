@@ -269,5 +269,5 @@ def test_another_drafters_weights(llama: Target) -> None:
 
 
 def test_no_heads_at_all(llama: Target) -> None:
-    with pytest.raises(SpecbenchError, match="hydra needs heads"):
+    with pytest.raises(SpecbenchError, match="hydra needs Hydra heads"):
         Hydra(llama)

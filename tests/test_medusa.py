@@ -363,7 +363,7 @@ def test_another_drafters_weights(llama: Target) -> None:
 
 
 def test_no_heads_at_all(llama: Target) -> None:
-    with pytest.raises(SpecbenchError, match="medusa needs heads"):
+    with pytest.raises(SpecbenchError, match="medusa needs Medusa heads"):
         Medusa(llama)
 
 

@@ -156,7 +156,7 @@ def test_what_it_holds(llama: Target, draft: str) -> None:
 def test_refusals(llama: Target, tmp_path: Path) -> None:
     with pytest.raises(SpecbenchError, match="pard needs a draft model"):
         Pard(llama)
-    with pytest.raises(SpecbenchError, match=r"no PARD draft: its config.json has no pard_token"):
+    with pytest.raises(SpecbenchError, match="is a language model, not a PARD draft model"):
         Pard(llama, draft=write_pard(tmp_path / "a", pard_token=None))
     with pytest.raises(SpecbenchError, match=r"pard_token = 64, expected an id below 64"):
         Pard(llama, draft=write_pard(tmp_path / "b", pard_token=64))

@@ -15,10 +15,9 @@ from specbench.decoding.context import Cached, Context, Layout
 from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.growth import DynamicTree
 from specbench.decoding.tree import arange
-from specbench.errors import SpecbenchError
 from specbench.measure.memory import module_bytes
-from specbench.models.checkpoint import Checkpoint, open_checkpoint
-from specbench.models.detect import expect
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.drafts import open_heads
 from specbench.models.eagle import open_eagle
 from specbench.models.target import Target
 
@@ -37,20 +36,6 @@ class FeatureNet(Cached, Protocol):
     def logits(self, out: torch.Tensor) -> torch.Tensor: ...
     def to_target(self, ids: torch.Tensor) -> torch.Tensor: ...
     def reserve(self, rows: int, tokens: int) -> None: ...
-
-
-def open_draft(draft: str | Checkpoint | None, method: str) -> Checkpoint:
-    """The checkpoint of a learned drafter, which may be open already.
-
-    Raises:
-        SpecbenchError: no draft given, or one that cannot be read.
-    """
-    if draft is None:
-        raise SpecbenchError(
-            f"{method} needs a draft, and none is known for this target",
-            f"give one with --draft REF or {method}:draft=REF",
-        )
-    return draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
 
 
 class FeatureDrafter(Drafter):
@@ -158,7 +143,7 @@ class DynamicDrafter(FeatureDrafter):
     """
 
     name: str  # of the method, for what it says of a draft it cannot take
-    accepts: tuple[str, ...] = ()  # kinds of draft (`specbench.models.detect`); empty: whatever EAGLE opens
+    accepts: tuple[str, ...] = ("eagle3", "eagle")  # kinds of draft (`specbench.models.detect`)
 
     def __init__(
         self,
@@ -169,9 +154,7 @@ class DynamicDrafter(FeatureDrafter):
         depth: int = 5,
         top_k: int = 10,
     ) -> None:
-        checkpoint = open_draft(draft, self.name)
-        if self.accepts:
-            expect(checkpoint, self.accepts, self.name)
+        checkpoint = open_heads(draft, self.name, self.accepts)
         super().__init__(target, open_eagle(checkpoint, target), checkpoint)
         self.tree = DynamicTree(total_token, depth, top_k)
         self.max_nodes = self.tree.nodes

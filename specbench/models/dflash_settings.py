@@ -7,7 +7,6 @@ from typing import Any
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.detect import expect
 from specbench.models.draft_net import LayerShape
 from specbench.models.dspark import KINDS
 from specbench.models.target import ATTENTION_KINDS, Target
@@ -66,7 +65,6 @@ def read_settings(checkpoint: Checkpoint, target: Target) -> DFlashSettings:
     Raises:
         SpecbenchError: another kind of drafter, a variant that is not built, or one for another target.
     """
-    expect(checkpoint, ("dflash", "dspark"), "dflash")
     config = checkpoint.config
     _refuse_variants(checkpoint)
     layers = _integer(checkpoint, "num_hidden_layers")

@@ -1,37 +1,78 @@
-"""Draft models: opening one for a target, and whether the two speak the same ids."""
+"""Drafts as a method is given them: heads in a checkpoint, or whole models that speak the target's ids."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 from specbench.errors import SpecbenchError
+from specbench.models.checkpoint import Checkpoint, list_checkpoint, open_checkpoint
+from specbench.models.detect import KINDS, expect
 from specbench.models.target import Target
 
+MODELS = ("causal-lm", "mtp", "pard", "medusa-2")  # kinds of checkpoint that run as a model on their own
 
-def open_draft_model(draft: str | Target | None, target: Target, method: str, share: bool = True) -> Target:
+
+def open_heads(draft: str | Checkpoint | None, method: str, kinds: Sequence[str]) -> Checkpoint:
+    """The checkpoint of a learned drafter, which may be open already, if it is one of the `kinds` `method` runs.
+
+    Raises:
+        SpecbenchError: no draft given, one that cannot be read, or something else (see `detect.expect`).
+    """
+    if draft is None:
+        raise SpecbenchError(
+            f"{method} needs {KINDS[kinds[0]].words}, and none is known for this target",
+            f"give one with --draft REF or {method}:draft=REF",
+        )
+    checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
+    expect(checkpoint, kinds, method)
+    return checkpoint
+
+
+def open_draft_model(
+    draft: str | Target | None,
+    target: Target,
+    method: str,
+    *,
+    kinds: Sequence[str] = MODELS,
+    share: bool = True,
+) -> Target:
     """The draft model for `target`: any REF a target may be, or one that is open already.
 
     With `share`, a REF that names the target itself shares its weights (each wrapper has its own cache).
 
     Raises:
-        SpecbenchError: no draft given, one that does not load, or one with another vocabulary.
+        SpecbenchError: no draft given, one that is none of `kinds` (see `detect.expect`) or does not load, or one
+            with another vocabulary.
     """
     if draft is None:
         raise SpecbenchError(
             f"{method} needs a draft model, and none is known for this target",
             f"give one with --draft REF or {method}:draft=REF",
         )
-    opened = draft if isinstance(draft, Target) else _load(draft, target, share)
+    opened = draft if isinstance(draft, Target) else _load(draft, target, method, kinds, share)
     check_same_vocabulary(target, opened)
     return opened
 
 
-def _load(ref: str, target: Target, share: bool) -> Target:
+def _load(ref: str, target: Target, method: str, kinds: Sequence[str], share: bool) -> Target:
     from specbench.models.gguf import cache_folder
     from specbench.models.load import load
 
     if share and target.identity is not None and ref in (target.identity.ref, target.identity.name):
         return Target(target.model, target.tokenizer, target.identity)
+    _expect_model(ref, method, kinds)
     loaded = load(ref, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
     return Target(loaded.model, loaded.tokenizer, loaded.identity).pack(cache_folder())
+
+
+def _expect_model(ref: str, method: str, kinds: Sequence[str]) -> None:
+    """Check what a folder or Hub id holds; aliases, GGUF files and random weights are whole models."""
+    from specbench.models.source import resolve
+
+    if Path(ref).is_dir() or ("/" in ref and not ref.endswith(".gguf")):
+        expect(replace(list_checkpoint(str(resolve(ref).folder)), ref=ref), kinds, method)
 
 
 def known_ids(tokens: list[int], draft: Target, target: Target) -> list[int]:

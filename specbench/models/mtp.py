@@ -24,7 +24,8 @@ from torch.nn.functional import embedding, linear
 
 from specbench.errors import SpecbenchError
 from specbench.models.cache import SlotCache
-from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.checkpoint import Checkpoint, list_checkpoint, open_checkpoint
+from specbench.models.detect import expect
 from specbench.models.draft_net import DraftNet
 from specbench.models.fill import fill, own_weight
 from specbench.models.target import Target
@@ -64,6 +65,8 @@ def open_mtp(target: Target, draft: str | Checkpoint | None = None) -> tuple[Mtp
         SpecbenchError: no folder to read, no such layers there, or weights that are missing, misshapen or too many.
     """
     first = target.config.num_hidden_layers
+    if isinstance(draft, str):
+        expect(list_checkpoint(draft), ("mtp",), "mtp")
     if not isinstance(draft, Checkpoint):
         prefixes = tuple(f"model.layers.{first + i}." for i in range(_MOST_LAYERS))
         draft = open_checkpoint(*_folder(target, draft), ("mtp.", *prefixes))
