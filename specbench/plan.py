@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from specbench.config import RunConfig
@@ -22,6 +22,7 @@ class Block:
     repeat: int
     max_new_tokens: int
     reverse: bool = False
+    only: str | None = None  # the one method it is for, by label: a block of a whole pass (see `passes`)
 
     @property
     def batch(self) -> str:
@@ -51,21 +52,42 @@ def plan(config: RunConfig, tasks: Sequence[Task]) -> list[Block]:
     return blocks
 
 
+def passes(
+    config: RunConfig, tasks: Sequence[Task], methods: Sequence[str], reversible: bool = True
+) -> list[Block]:
+    """The schedule of a run in which a method keeps what earlier prompts taught it: whole passes, one order.
+
+    Each method goes through all questions alone, always in the same order, from nothing learned. The next repeat
+    takes the methods in reverse (if `reversible`), so that slow drift cancels over an even number of repeats.
+    """
+    laps: dict[tuple[int, int], list[Block]] = {}
+    for block in plan(config, tasks):
+        laps.setdefault((block.batch_size, block.repeat), []).append(block)
+    blocks: list[Block] = []
+    for (_, repeat), lap in laps.items():
+        order = list(reversed(methods)) if reversible and repeat % 2 else list(methods)
+        for method in order:
+            for block in lap:
+                blocks.append(replace(block, index=len(blocks), reverse=False, only=method))
+    return blocks
+
+
 def _batches(task: Task, size: int) -> Iterator[tuple[Question, ...]]:
     for start in range(0, len(task.questions), size):
         yield task.questions[start : start + size]
 
 
 def in_order(methods: Sequence[str], block: Block) -> list[str]:
-    """V, M1 … Mn, or the reverse on every other block, so that slow drift cancels."""
-    return list(reversed(methods)) if block.reverse else list(methods)
+    """V, M1 … Mn, or the reverse on every other block, so that slow drift cancels; in a pass its one method."""
+    chosen = [method for method in methods if block.only in (None, method)]
+    return chosen[::-1] if block.reverse else chosen
 
 
-def counts(blocks: Sequence[Block], batches: Sequence[bool]) -> dict[str, int]:
+def counts(blocks: Sequence[Block], batches: Mapping[str, bool]) -> dict[str, int]:
     """Trials, and the most tokens they may make; `batches` says of each method whether it takes several rows."""
     counted = {"trials": 0, "new_tokens_at_most": 0}
     for block in blocks:
-        methods = sum(several or block.batch_size == 1 for several in batches)
+        methods = sum(batches[label] or block.batch_size == 1 for label in in_order(list(batches), block))
         counted["trials"] += methods * len(block.questions)
         counted["new_tokens_at_most"] += methods * len(block.questions) * block.max_new_tokens
     return counted

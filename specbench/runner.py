@@ -28,8 +28,11 @@ from specbench.trial import Instruments, Measured, agreement, blank, generate, r
 if TYPE_CHECKING:
     from specbench.measure.nvml import Gpu
     from specbench.models.target import Target
+    from specbench.precision import Precision
 
 WARMUP_NEW_TOKENS = 32
+COMPLETE, UNTIL_REACHED, TIME_BUDGET = "complete", "until reached", "time budget"
+AnswerKey = tuple[str, str, int, int, int]  # task, question, turn, batch size, repeat
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Runner:
         done: trials measured by an earlier start of the same run.
         on_block: called after each block with it and its rows (progress).
         budget_s: no block is begun after this many seconds.
+        until: a rule that says when enough is known; blocks of that batch size are then left out.
     """
 
     config: RunConfig
@@ -60,12 +64,13 @@ class Runner:
     done: Sequence[Trial] = ()
     on_block: Callable[[Block, list[Trial]], None] = lambda block, rows: None
     budget_s: float | None = None
+    until: Precision | None = None
     gpu: Gpu | None = None
     memory: dict[tuple[str, int], dict[str, int | None] | None] = field(default_factory=dict)
-    _answers: dict[tuple[str, str, int, int, int], list[int]] = field(default_factory=dict)
+    _answers: dict[AnswerKey, list[int]] = field(default_factory=dict)
 
-    def measure(self, blocks: Sequence[Block]) -> bool:
-        """Everything still missing. False if the time budget ended it early."""
+    def measure(self, blocks: Sequence[Block]) -> str:
+        """Everything still missing, and how it ended: `complete`, `until reached` or `time budget`."""
         began = monotonic()
         finished = {trial.block for trial in self.done}
         for trial in by_key(self.done).values():
@@ -73,22 +78,43 @@ class Runner:
                 self._answers[_answer_key(trial)] = trial.output_ids
         todo = [block for block in blocks if block.index not in finished]
         if not todo:
-            return True
+            return COMPLETE
+        left_out = 0
         with settled_heap():
             self._prepare(blocks)
+            before = None
             for block in todo:
+                if self.until is not None and self.until.reached(block.batch_size):
+                    left_out += 1
+                    continue
                 if self.budget_s is not None and monotonic() - began > self.budget_s:
-                    return False
+                    return TIME_BUDGET
+                if block.only is not None and _pass_of(block) != before:
+                    self._begin_pass(block, [other for other in blocks if other.index in finished])
+                before = _pass_of(block)
                 rows = self._block(block)
                 self.store.append(rows)
                 self.on_block(block, rows)
-        return True
+                if self.until is not None:
+                    self.until.add(block.batch_size, rows)
+        return UNTIL_REACHED if left_out else COMPLETE
+
+    def _begin_pass(self, block: Block, finished: Sequence[Block]) -> None:
+        """A method that learns starts from nothing, or, where a run goes on, from what it had learned by then."""
+        (named,) = (named for named in self.methods if named.label == block.only)
+        named.method.forget()
+        if named.method.warm:
+            for earlier in finished:
+                batch = self._batch(earlier)
+                if _pass_of(earlier) == _pass_of(block) and batch.prompts:
+                    generate(named, self._request(batch, named))
 
     # -- before the clock runs -------------------------------------------------------------------------------
 
     def _prepare(self, blocks: Sequence[Block]) -> None:
         """The memory pass, then the warm-up blocks, on the first prompts that can be run."""
-        runnable = (batch for batch in map(self._batch, (b for b in blocks if b.turn == 0)) if batch.prompts)
+        first_turns = (replace(block, only=None) for block in blocks if block.turn == 0)
+        runnable = (batch for batch in map(self._batch, first_turns) if batch.prompts)
         warm: list[Batch] = []
         for batch in runnable:
             size = batch.block.batch_size
@@ -102,6 +128,8 @@ class Runner:
         for batch in warm:
             for named in self._fitting(batch.block):
                 self._untimed(named, batch)
+        for named in self.methods:
+            named.method.forget()
 
     def _memory_pass(self, batch: Batch) -> None:
         """Each method in turn, alone with the target: what its generation holds and peaks (design §5).
@@ -150,6 +178,12 @@ class Runner:
         reason = next((row.excluded for row in first if row.excluded), None)
         if reason is None:
             return rows + first
+        if any(named.method.warm for named in self._fitting(block)):
+            for (
+                row
+            ) in first:  # a second attempt would know the answer of the first: this one counts, `contended`
+                row.excluded = None
+            return rows + first
         for row in first:
             row.excluded = reason
         second = self._attempt(batch, 1)
@@ -183,18 +217,22 @@ class Runner:
 
     def _compare(self, batch: Batch, rows: dict[str, list[Trial]]) -> None:
         """Keep vanilla's answers for later turns, fill in agreement (greedy only) and texts."""
-        vanilla = rows[VANILLA]
-        for row in vanilla:
+        for row in rows.get(VANILLA, ()):
             if row.error is None:
                 self._answers[_answer_key(row)] = row.output_ids
         for group in rows.values():
-            for prompt, reference, row in zip(batch.prompts, vanilla, group, strict=True):
+            for prompt, row in zip(batch.prompts, group, strict=True):
                 if row.error is not None:
                     continue
                 if self.config.text and self.target.tokenizer is not None:
                     row.text = self._decode(row.output_ids)
-                if self.config.sampling.greedy and reference.error is None and row.method != VANILLA:
-                    row.agreement = agreement(self.target, prompt, reference.output_ids, row.output_ids)
+                reference = self._answer(_answer_key(row))
+                if self.config.sampling.greedy and reference is not None and row.method != VANILLA:
+                    row.agreement = agreement(self.target, prompt, reference, row.output_ids)
+
+    def _answer(self, key: AnswerKey) -> list[int] | None:
+        """Vanilla's answer. Where a reversed pass comes before vanilla's, the first repeat's: greedy, so the same."""
+        return self._answers.get(key) or self._answers.get((*key[:-1], 0))
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -214,9 +252,10 @@ class Runner:
         keys = [
             (block.task.name, question.id, turn, block.batch_size, block.repeat) for turn in range(block.turn)
         ]
-        if any(key not in self._answers for key in keys):
+        found = [self._answer(key) for key in keys]
+        answers = [self._decode(ids) for ids in found if ids is not None]
+        if len(answers) < len(keys):
             return [], "an earlier turn has no answer of vanilla's to continue from"
-        answers = [self._decode(self._answers[key]) for key in keys]
         ids = render(
             question,
             block.turn,
@@ -274,8 +313,12 @@ class Runner:
         return tokenizer.decode(ids, skip_special_tokens=True)
 
     def _fitting(self, block: Block) -> list[Named]:
-        """The methods that run at the block's batch size."""
-        return [named for named in self.methods if named.method.batches or block.batch_size == 1]
+        """The methods that the block is for and that run at its batch size."""
+        return [
+            named
+            for named in self.methods
+            if block.only in (None, named.label) and (named.method.batches or block.batch_size == 1)
+        ]
 
     @property
     def _stop(self) -> frozenset[int]:
@@ -293,7 +336,11 @@ def settled_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _answer_key(trial: Trial) -> tuple[str, str, int, int, int]:
+def _pass_of(block: Block) -> tuple[str | None, int, int]:
+    return block.only, block.batch_size, block.repeat
+
+
+def _answer_key(trial: Trial) -> AnswerKey:
     return (trial.task, trial.question, trial.turn, trial.batch_size, trial.repeat)
 
 

@@ -25,10 +25,16 @@ from specbench.store import Run, RunStore, default_name, read_run
 if TYPE_CHECKING:
     from specbench.build import Named
     from specbench.models.target import Target
+    from specbench.plan import Block
     from specbench.questions import Task
     from specbench.spec import Spec
 
 INTERRUPTED = 130
+UNTIL_ENDS = {
+    "until reached": "every method's speedup is known to ±{width:.1%}: {found}",
+    "complete": "the questions ran out; --until ±{width:.1%}, {found}",
+    "time budget": "the time budget ran out; --until ±{width:.1%}, {found}",
+}
 PIPED_WIDTH = 120  # of the table in a file or a CI log
 
 
@@ -58,6 +64,7 @@ class Session:
     name: str | None
     fresh: bool
     budget_s: float | None
+    until: float | None
     strict: bool
     as_json: bool
     quiet: bool
@@ -74,6 +81,7 @@ class Session:
 
         specs = self._specs()
         tasks = self._tasks()
+        batches = {label: getattr(find_method(spec.name), "batches", True) for label, spec in specs}
         blocks = plan(self.config, tasks)
         self._note_all([note for task in tasks for note in task.notes])
         facts: dict[str, Any] = {
@@ -81,7 +89,7 @@ class Session:
             "methods": [label for label, _ in specs],
             "tasks": {task.name: len(task.questions) for task in tasks},
             "blocks": len(blocks),
-            **counts(blocks, [getattr(find_method(spec.name), "batches", True) for _, spec in specs]),
+            **counts(blocks, batches),
             "estimate": estimate(self.config, blocks, len(specs)),
         }
         if self.as_json:
@@ -109,14 +117,16 @@ class Session:
             [note for task in tasks for note in task.notes] + (earlier.warnings if earlier else [])
         )
         target, methods = self._open(specs)
+        blocks = self._schedule(tasks, methods)
         manifest = describe(store.path.name, self.argv, self.config, tasks, target, methods)
+        manifest["schedule"] = "whole passes" if blocks[0].only else "interleaved"
         if earlier is not None:
             manifest = resumed(manifest, earlier.manifest, self._note)
         self._make_room(store, earlier)
         store.write_manifest(manifest)
         ended = "failed"
         try:
-            ended = self._measure(store, tasks, target, methods, earlier)
+            ended = self._measure(store, blocks, target, methods, earlier)
         except KeyboardInterrupt:
             ended = "interrupted"
         finally:
@@ -127,9 +137,13 @@ class Session:
     # -- before ----------------------------------------------------------------------------------------------
 
     def _tasks(self) -> list[Task]:
-        from specbench.prompts import load_tasks
+        from specbench.prompts import load_tasks, take_round_robin
 
-        return load_tasks(self.config.tasks, limit=self.config.limit or None)
+        tasks = load_tasks(self.config.tasks, limit=self.config.limit or None)
+        # However early a run ends, each category has had its turn.
+        return [
+            replace(task, questions=take_round_robin(task.questions, len(task.questions))) for task in tasks
+        ]
 
     def _store(self) -> RunStore:
         if self.name and (Path(self.name).name != self.name or self.name == ".."):
@@ -186,12 +200,32 @@ class Session:
         self._note_all(getattr(target.identity, "notes", []))
         return target, methods
 
+    def _schedule(self, tasks: Sequence[Task], methods: Sequence[Named]) -> list[Block]:
+        """Blocks that interleave the methods, or whole passes where one keeps what earlier prompts taught it."""
+        from specbench.plan import passes, plan
+
+        learning = [named.label for named in methods if named.method.warm]
+        if not learning:
+            return plan(self.config, tasks)
+        if self.until is not None:
+            raise SpecbenchError(
+                f"--until stops anywhere, and what {learning[0]} has learned depends on where",
+                "leave --until out, or warm=true",
+            )
+        greedy = self.config.sampling.greedy
+        even = "" if self.config.repeats % 2 == 0 and greedy else "; an even --repeats lets slow drift cancel"
+        self._note(
+            f"note: {', '.join(learning)} keeps what earlier prompts taught it: whole passes over the questions, "
+            f"in one order, each method in turn{even}"
+        )
+        return passes(self.config, tasks, [named.label for named in methods], reversible=greedy)
+
     # -- measuring -------------------------------------------------------------------------------------------
 
     def _measure(
         self,
         store: RunStore,
-        tasks: Sequence[Task],
+        blocks: Sequence[Block],
         target: Target,
         methods: list[Named],
         earlier: Run | None,
@@ -200,16 +234,17 @@ class Session:
 
         from specbench.measure import nvml
         from specbench.measure.sampler import Sampler
-        from specbench.plan import plan
+        from specbench.precision import Precision
         from specbench.progress import Progress
         from specbench.runner import Runner
         from specbench.trial import Instruments
 
-        blocks = plan(self.config, tasks)
         done = earlier.trials if earlier else []
         on_gpu = target.device.type == "cuda"
         gpu = nvml.open_gpu(str(target.device), warn=self._note) if on_gpu else None
         threads = 1 if on_gpu else torch.get_num_threads()
+        labels = [named.label for named in methods]
+        until = None if self.until is None else Precision(self.until, labels, done)
         with (
             Sampler(gpu) as sampler,
             Progress(self.console, blocks, done, enabled=not self.quiet) as progress,
@@ -223,9 +258,13 @@ class Session:
                 done=done,
                 on_block=progress.block_done,
                 budget_s=self.budget_s,
+                until=until,
                 gpu=gpu,
             )
-            return "complete" if runner.measure(blocks) else "time budget"
+            ended = runner.measure(blocks)
+        if until is not None:
+            self._note(UNTIL_ENDS[ended].format(width=until.width, found=until.describe()))
+        return ended
 
     # -- after -----------------------------------------------------------------------------------------------
 

@@ -84,6 +84,10 @@ def run(
     time_budget: Annotated[
         str | None, typer.Option(metavar="10m", help="Begin no block after this long.")
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="3%", help="Stop once every method's speedup is known to this, each way."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Failed trials make the exit code 1.")] = False,
     no_text: Annotated[
         bool | None, typer.Option("--no-text", help="Leave the generated text out of the rows.")
@@ -123,6 +127,7 @@ def run(
         "template_args": _template_args(template_arg),
         "text": None if no_text is None else not no_text,
     }
+    from specbench.precision import parse_width
     from specbench.session import Session, effective_config
 
     wanted = effective_config({key: value for key, value in given.items() if value is not None}, config)
@@ -133,6 +138,7 @@ def run(
         name=name,
         fresh=fresh,
         budget_s=_seconds(time_budget),
+        until=None if until is None else parse_width(until),
         strict=strict,
         as_json=as_json,
         quiet=quiet,

@@ -100,7 +100,7 @@ class Drafter:
         lossless: False if the output distribution is not the target's own. Printed in every table.
         taps: hidden states of the target wanted: "embed", "layer:i", "final" (after the final norm).
         max_nodes: an upper bound on the nodes (and probes) of one draft: the target keeps that many spare slots.
-        warm: True if `begin` keeps what earlier prompts taught.
+        warm: True if `begin` keeps what earlier prompts taught, until `forget`.
         wants_answer: True if `answer` must be set to the target's own answer before each batch (oracle).
 
     Set by the loop before `begin`:
@@ -120,6 +120,9 @@ class Drafter:
 
     def begin(self, prompts: list[list[int]]) -> None:
         """A new batch: forget the last one (or keep it on purpose, and say `warm`)."""
+
+    def forget(self) -> None:
+        """Untimed: drop what earlier prompts taught, if `warm`. Each pass over the questions begins so."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from the prefill or a round."""

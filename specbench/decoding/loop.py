@@ -32,6 +32,9 @@ class DraftVerify(Method):
     def set_answer(self, answer: list[list[int]]) -> None:
         self.drafter.answer = answer
 
+    def forget(self) -> None:
+        self.drafter.forget()
+
     def release(self) -> None:
         self.target.cache.release()
         self.drafter.release()

@@ -79,6 +79,9 @@ class Method:
         """The prefill (its first token), then rounds until every row has stopped."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Untimed: drop what earlier prompts taught, if `warm`."""
+
     def release(self) -> None:
         """Untimed: give back the memory of the last request (caches), keep the weights."""
 
