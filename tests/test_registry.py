@@ -62,11 +62,51 @@ def test_entries_are_whole(entry):
     assert entry.dtype in ("bfloat16", "float16", "float32")
     for method, drafts in entry.drafts.items():
         assert drafts, method
+        assert len({draft.id for draft in drafts}) == len(drafts)
         for draft in drafts:
             assert draft.source
             assert draft.id.count("/") == 1
             assert (draft.expected_tau is None) == (draft.tau_source is None)
             assert not draft.verified  # change together with a report of the load
+
+
+def test_hub_ids_are_listed_once():
+    hubs = [entry.hub.lower() for entry in registry.targets()]
+    assert len(set(hubs)) == len(hubs)
+
+
+def test_every_drafter_is_of_a_method_or_says_why_it_is_not_run():
+    from specbench.build import DRAFTS_OF
+    from specbench.spec import find_method, method_names, options_of
+
+    takers = [name for name in method_names() if "draft" in options_of(find_method(name))]
+    looked_up = {known for name in takers for known in DRAFTS_OF.get(name, (name,))}
+    for entry in registry.targets():
+        usable = {method for method in entry.drafts if entry.usable(method)}
+        assert usable <= looked_up, entry.alias
+        assert usable or entry.alias in ("smollm2-135m", "deepseek-v3")  # no drafter, float8 layers
+
+
+def test_what_is_not_run_is_never_taken_or_shown_as_usable():
+    from specbench.cli.ls import _targets
+
+    entry = registry.find("qwen3-8b")
+    assert [draft.not_run for draft in entry.drafts["p-eagle"]] == ["P-EAGLE"]
+    assert registry.drafts_for("qwen3-8b", "p-eagle") == ()
+    assert all(draft.not_run is None for draft in registry.drafts_for("qwen3-8b", "dflash"))
+    shown = {row["alias"]: row["drafters"].split(", ") for row in _targets()}
+    assert shown["qwen3-8b"] == ["dflash", "draft-model", "eagle3", "pard"]
+    assert "mtp" in shown["glm-4.7-flash"]
+
+
+def test_a_drafter_inside_the_targets_own_checkpoint_is_left_to_the_method():
+    for alias, method in (("glm-4.7-flash", "mtp"), ("medusa2-zephyr-7b", "medusa")):
+        known = registry.drafts_for(alias, method)
+        assert known[0].id == registry.find(alias).hub
+        assert registry.default_draft(alias, known) is None
+    known = registry.drafts_for("vicuna-7b", "medusa")
+    assert registry.default_draft("vicuna-7b", known) == known[0].id
+    assert registry.default_draft("vicuna-7b", ()) is None
 
 
 def test_an_unknown_alias_names_the_nearest():
@@ -121,3 +161,16 @@ def test_the_vicuna_template_is_fastchats():
     )
     text = template.render(messages=turns, bos_token="<s>", eos_token="</s>", add_generation_prompt=True)
     assert text == f"<s>{system} USER: Hi ASSISTANT: Hello.</s>USER: Bye ASSISTANT:"
+
+
+def test_the_zephyr_template_is_zephyrs():
+    import jinja2
+
+    template = jinja2.Environment(keep_trailing_newline=True).from_string(
+        registry.find("medusa2-zephyr-7b").chat_template or ""
+    )
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    text = template.render(
+        messages=[*turns, {"role": "user", "content": "Bye"}], eos_token="</s>", add_generation_prompt=True
+    )
+    assert text == "<|user|>\nHi</s>\n<|assistant|>\nHello.</s>\n<|user|>\nBye</s>\n<|assistant|>\n"

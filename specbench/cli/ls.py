@@ -58,7 +58,7 @@ def _targets() -> list[dict[str, Any]]:
             "access": "gated" if entry.gated else "open",
             "id": "verified" if entry.verified else "unverified",
             "random": "yes" if entry.config is not None else "no",
-            "drafters": ", ".join(sorted(entry.drafts)),
+            "drafters": ", ".join(sorted(filter(entry.usable, entry.drafts))),
         }
         for entry in registry.targets()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ class Draft:
         verified: somebody has loaded it with this target.
         expected_tau: published tokens a round (τ, bonus included), under the conditions of `tau_source`.
         note: what to know before using it.
+        not_run: why no method here runs it; None: one does.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Draft:
     expected_tau: float | None = None
     tau_source: str | None = None
     note: str | None = None
+    not_run: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Entry:
         template: a line about its chat template.
         chat_template: Jinja, for repositories that hold none.
         config: every number of the architecture, for `random:`; None = not recorded.
-        drafts: by method, the preferred one first.
+        drafts: by method, the preferred one first; those that no method runs are among them.
     """
 
     alias: str
@@ -74,6 +76,10 @@ class Entry:
     config: Mapping[str, Any] | None = None
     drafts: Mapping[str, tuple[Draft, ...]] = field(default_factory=dict)
     gguf: EmbeddedGguf | None = None
+
+    def usable(self, method: str) -> tuple[Draft, ...]:
+        """The drafters a method runs, the preferred one first."""
+        return tuple(draft for draft in self.drafts.get(method, ()) if draft.not_run is None)
 
     @property
     def gguf_name(self) -> str | None:
@@ -137,8 +143,18 @@ def entry_for(ref: str) -> Entry | None:
     return None
 
 
+def default_draft(ref: str, known: Sequence[Draft]) -> str | None:
+    """The id of the drafter a method takes unasked: the first that is known for the target.
+
+    None: none is known, or it is inside the target's own checkpoint (MTP, Medusa-2), where the method finds it.
+    """
+    entry = entry_for(ref)
+    own = None if entry is None else entry.hub
+    return next((draft.id for draft in known[:1] if draft.id != own), None)
+
+
 def drafts_for(ref: str, method: str) -> tuple[Draft, ...]:
-    """Known drafters of a target for a method, preferred first; empty if none.
+    """Drafters of a target that a method runs, preferred first; empty if none is known.
 
     `eagle` means the newest EAGLE known for the target; the `method` of what is returned says which.
     """
@@ -146,4 +162,4 @@ def drafts_for(ref: str, method: str) -> tuple[Draft, ...]:
     if entry is None:
         return ()
     names = EAGLES_NEWEST_FIRST if method == "eagle" else (method,)
-    return next((entry.drafts[name] for name in names if name in entry.drafts), ())
+    return next((found for name in names if (found := entry.usable(name))), ())
