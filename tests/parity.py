@@ -4,9 +4,11 @@
 
 A folder holds `golden.json`, `target/` and, for methods with weights, `draft/`. Every round is compared: root,
 drafted tokens in node order, parents, accepted nodes, next token; then the outputs, alone and in a batch, with the
-limit and the end-of-sequence token as in a user's run, and the first draft's logits. Our loop gets the limit raised
-by the drafts' depth, so that no draft is shortened near the end, and is trimmed afterwards. Exit code 1 on a
-difference (the first is printed), 2 where a folder is no fixture or of a method that is not checked here.
+limit and the end-of-sequence token as in a user's run, the first draft's logits, and Medusa's typical acceptance
+(lookahead, token recycling and REST: see `parity_training_free.py`; suffix and SAM decoding: `parity_suffixes.py`).
+Rounds must reach the end of the outputs. Our loop gets the limit raised by the drafts' depth, so that no draft is
+shortened near the end, and is trimmed afterwards. Exit code 1 on a difference (the first is printed), 2 where a
+folder is no fixture or of a method that is not checked here.
 """
 
 from __future__ import annotations
@@ -18,18 +20,35 @@ from typing import Any
 
 import torch
 from parity_fixture import Fixture, Golden, read
-from parity_record import Difference, NotAFixture, Run, first_difference
+from parity_record import Difference, NotAFixture, Run, first_difference, trim
+from parity_suffixes import check_operations, check_sam, check_suffix
 from parity_tensors import compare_tensors
+from parity_training_free import check_lookahead, check_recycling, check_rest, check_searches
+from parity_typical import check_typical
+from parity_whole import check_lists, check_whole
 
 from specbench.errors import SpecbenchError, first_line
+
+# Methods whose official rounds are told, or begin, in another way: prompt by prompt.
+OWN = {"lookahead": check_lookahead, "token-recycling": check_recycling, "rest": check_rest}
+# Methods whose official state outlives a prompt: all prompts in order.
+IN_ORDER = {"suffix": check_suffix, "sam": check_sam}
 
 
 def check(folder: Path) -> str:
     """Compare a folder; what was compared, as the line to print. Raises Difference, NotAFixture."""
     fixture = read(folder)
+    check_lists(fixture)
     golden, drafter = fixture.golden, fixture.drafter()
-    lookup = fixture.name == "prompt-lookup"
-    runs = [_check_prompt(fixture, drafter, number, lookup) for number in range(len(golden["prompts"]))]
+    lookup, own = fixture.name == "prompt-lookup", OWN.get(fixture.name)
+    numbers = range(len(golden["prompts"]))
+    if fixture.name in IN_ORDER:
+        runs = [IN_ORDER[fixture.name](fixture)]
+    elif own is not None:
+        runs = [(own(fixture, number), 0) for number in numbers]
+    else:
+        runs = [_check_prompt(fixture, drafter, number, lookup) for number in numbers]
+    check_whole(fixture)
     compared = sum(count for count, _ in runs)
     ties = sum(tied for _, tied in runs)
     fixture.found.append(f"{compared} rounds of {len(golden['prompts'])} prompts")
@@ -38,6 +57,12 @@ def check(folder: Path) -> str:
     _check_batch(fixture, drafter)
     if lookup:
         fixture.found.append(f"{_check_proposals(fixture)} proposals")
+    if fixture.name == "rest":
+        fixture.found.append(f"{check_searches(fixture)} searches")
+    if fixture.name == "suffix":
+        fixture.found.append(f"{check_operations(fixture)} logged drafts")
+    if fixture.name == "medusa":
+        fixture.found += check_typical(fixture)
     fixture.found += _check_tensors(fixture, drafter)
     return "ok: " + ", ".join(fixture.found)
 
@@ -51,8 +76,11 @@ def _check_prompt(fixture: Fixture, drafter: Any, number: int, lookup: bool) -> 
     if lookup:
         counted = _compare_by_context(fixture, run, number), 0
     else:
-        counted = _compare_by_index(fixture, run, number)
-    trimmed = _trim(run.emitted[0], fixture.limit, fixture.stop)
+        counted = _compare_by_index(fixture, drafter, run, number)
+    first_difference(
+        number, None, "outputs", run.emitted[0][: len(golden["outputs"][number])], golden["outputs"][number]
+    )
+    trimmed = trim(run.emitted[0], fixture.limit, fixture.stop)
     for name in ("vanilla", "outputs_trimmed"):
         first_difference(number, None, name, trimmed, golden[name][number])
     return counted
@@ -71,28 +99,26 @@ def _parents(golden: Golden, one: Golden) -> list[int]:
     return one.get("parents", golden.get("parents", list(range(-1, len(one["draft_tokens"]) - 1))))
 
 
-def _compare_by_index(fixture: Fixture, run: Run, number: int) -> tuple[int, int]:
+def _compare_by_index(fixture: Fixture, drafter: Any, run: Run, number: int) -> tuple[int, int]:
     """Golden round i is our round i: both begin with the argmax after the prompt as root.
 
-    Where draft ranks were not screened for ties, a draft may differ from the golden one at tokens which the draft
-    itself gave the same score; what follows is then aligned by the tokens that are out.
+    Where the draft gave two tokens the same score, ours may be another than the golden one, and the text be cut into
+    other rounds from there on: golden rounds that begin where none of ours does are then compared with one of their
+    own.
     """
-    golden = fixture.golden
-    screened = all("draft_rank_gap" in margin for margin in golden.get("margins", [{}])[number : number + 1])
-    ours = run.by_emitted(0)
-    out, compared, ties = 1, 0, 0
+    golden, ours = fixture.golden, run.by_emitted(0)
+    out, ties = 1, 0
     for index, one in enumerate(golden["rounds"][number]):
         mine = ours.get(out)
         if mine is None and ties:
-            out += one["accepted"] + 1
-            continue
+            text = golden["prompts"][number] + run.emitted[0][: out - 1]
+            mine = fixture.run(drafter, [text], _reach(golden, one) + 3, frozenset()).by_emitted(0)[1]
         if mine is None:
             raise Difference(number, index, "rounds", len(ours), len(golden["rounds"][number]))
-        compared += 1
         out += one["accepted"] + 1
         first_difference(number, index, "root", mine.root, one["root"])
         first_difference(number, index, "parents", mine.parents, _parents(golden, one))
-        if not screened and mine.tied_with(one["draft_tokens"]):
+        if mine.tied_with(one["draft_tokens"]):
             ties += 1
             continue
         for name, value in (
@@ -103,7 +129,7 @@ def _compare_by_index(fixture: Fixture, run: Run, number: int) -> tuple[int, int
         ):
             if name in one:
                 first_difference(number, index, name, value, one[name])
-    return compared, ties
+    return len(golden["rounds"][number]), ties
 
 
 def _compare_by_context(fixture: Fixture, run: Run, number: int) -> int:
@@ -169,12 +195,6 @@ def _check_tensors(fixture: Fixture, drafter: Any) -> list[str]:
         lambda: fixture.run(drafter, [prompt], fixture.limit, frozenset()),
     )
     return [found] if found else []
-
-
-def _trim(tokens: list[int], limit: int, stop: frozenset[int]) -> list[int]:
-    tokens = tokens[:limit]
-    end = next((place for place, token in enumerate(tokens) if token in stop), None)
-    return tokens if end is None else tokens[: end + 1]
 
 
 def main(folders: Sequence[str]) -> int:

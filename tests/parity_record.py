@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-TIE = 5e-5  # two scores of a draft that differ by less have no order of their own
+from parity_scores import NodeScores, Scores, overheard
 
 
 class NotAFixture(Exception):
@@ -36,6 +34,13 @@ def first_difference(prompt: int, index: int | None, name: str, ours: Any, golde
     raise Difference(prompt, index, name, ours, golden)
 
 
+def trim(tokens: list[int], limit: int, stop: frozenset[int]) -> list[int]:
+    """`tokens` up to the limit, and up to and with the first stop token."""
+    tokens = tokens[:limit]
+    end = next((place for place, token in enumerate(tokens) if token in stop), None)
+    return tokens if end is None else tokens[: end + 1]
+
+
 def _some(values: list[Any]) -> str:
     return f"{len(values)} values {values}"
 
@@ -50,17 +55,12 @@ class Mine:
     accepted: int = 0
     accepted_nodes: list[int] = field(default_factory=list)
     next_token: int | None = None
-    scores: torch.Tensor | None = None  # [nodes, V]: what each node was chosen by, where the drafter tells
+    probes: list[int] = field(default_factory=list)
+    scores: NodeScores | None = None  # where the method is listened to
 
     def tied_with(self, golden: Sequence[int]) -> bool:
-        """Whether the first token that differs from the golden draft has the golden token's score."""
-        if self.scores is None or len(golden) != len(self.tokens):
-            return False
-        place = next((n for n, (a, b) in enumerate(zip(self.tokens, golden, strict=True)) if a != b), None)
-        if place is None:
-            return False
-        row = self.scores[place]
-        return bool((row[self.tokens[place]] - row[golden[place]]).abs() < TIE)
+        """Whether ties are all that this draft and the golden one, of the same shape, differ by."""
+        return self.scores is not None and self.scores.explain(self.tokens, golden, self.parents)
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Run:
 class Recorder:
     """Stands between the loop and a drafter, and notes what passes."""
 
-    def __init__(self, drafter: Any) -> None:
-        self.drafter, self.run = drafter, Run([], [])
+    def __init__(self, drafter: Any, scores: Scores | None = None) -> None:
+        self.drafter, self.run, self._scores = drafter, Run([], []), scores
         self._began, self._proposed, self._observed = drafter.begin, drafter.propose, drafter.observe
         drafter.begin, drafter.propose, drafter.observe = self.begin, self.propose, self.observe
 
@@ -93,17 +93,28 @@ class Recorder:
         self._began(prompts)
 
     def propose(self, budgets: list[int], generators: Any) -> Any:
-        drafts = self._proposed(budgets, generators)
-        scores = getattr(self.drafter, "last_scores", None) if any(map(len, drafts)) else None
+        drafts, scores = self._listen(budgets, generators)
         for row, draft in enumerate(drafts):
             tokens = [int(token) for token in draft.tokens]
             chain = list(range(-1, len(tokens) - 1))
             parents = chain if draft.parents is None else [int(parent) for parent in draft.parents]
             out = self.run.emitted[row]
-            self.run.rounds[row].setdefault(len(out), Mine(out[-1] if out else -1, tokens, parents))
-            if scores is not None:
-                self.run.rounds[row][len(out)].scores = scores[row]
+            mine = Mine(out[-1] if out else -1, tokens, parents)
+            if draft.probes is not None:
+                mine.probes = [int(token) for token in draft.probes.tokens]
+            if scores is not None and self._scores is not None:
+                mine.scores = NodeScores(scores[row], self._scores.follow)
+            self.run.rounds[row].setdefault(len(out), mine)
         return drafts
+
+    def _listen(self, budgets: list[int], generators: Any) -> tuple[Any, Any]:
+        """The drafts, and the scores `[B, nodes, V]` they were chosen by where the method is listened to."""
+        if self._scores is None:
+            return self._proposed(budgets, generators), None
+        with overheard(getattr(self.drafter, self._scores.owner), "logits") as outputs:
+            drafts = self._proposed(budgets, generators)
+        tree = self.drafter.tree.clip(max(budgets))
+        return drafts, self._scores.rows(tree, outputs) if outputs else None
 
     def observe(self, outcome: Any) -> None:
         for row, tokens in enumerate(outcome.tokens):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from parity_record import Difference
+from parity_scores import overheard
 
 TOLERANCE = 1e-4  # of the tensor's size, at least 1
 
@@ -52,7 +53,8 @@ def compare_tensors(name: str, drafter: Any, folder: Path, number: int, run: Cal
             return None
         golden = torch.from_numpy(tensors[source.tensor])
     owner = _owner(drafter, source.owner.split("."))
-    outputs = _spied(owner, source.function, run)
+    with overheard(owner, source.function) as outputs:
+        run()
     if not outputs:
         raise Difference(number, 0, source.tensor, "never computed", tuple(golden.shape))
     ours = source.rows(outputs[0].float())
@@ -71,20 +73,3 @@ def _owner(drafter: Any, path: Sequence[str]) -> Any:
     for name in path:
         drafter = drafter[int(name)] if name.isdecimal() else getattr(drafter, name)
     return drafter
-
-
-def _spied(owner: Any, function: str, run: Callable[[], Any]) -> list[torch.Tensor]:
-    """What `owner.function` returned while `run` ran. Owners may be frozen dataclasses."""
-    outputs: list[torch.Tensor] = []
-    plain = getattr(owner, function)
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        outputs.append(plain(*args, **kwargs))
-        return outputs[-1]
-
-    object.__setattr__(owner, function, spy)
-    try:
-        run()
-    finally:
-        object.__delattr__(owner, function)
-    return outputs

@@ -5,67 +5,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import parity
 import pytest
-import tiny
 import torch
 from parity_fixture import Fixture, read
-from parity_record import Mine, NotAFixture, Run
-from safetensors.torch import save_file
-
-from specbench.decoding.static_tree import named
-
-OFFICIAL = Path(__file__).resolve().parents[2] / "shared" / "parity"
-VOCAB, NEW, HIDDEN, STOP = 64, 14, 32, 7
-
-Change = Callable[[dict[str, Any]], None]
-
-
-def save_target(path: Path) -> None:
-    target = tiny.llama(VOCAB, seed=1)
-    target.model.save_pretrained(path)
-
-
-def blank(method: str, **settings: Any) -> dict[str, Any]:
-    """A golden file with nothing golden in it yet: just enough to run ours."""
-    prompts = tiny.prompts(2, VOCAB, seed=3)
-    given = {"max_new_tokens": NEW, "eos_token_id": STOP, **settings}
-    empty: list[list[Any]] = [[], []]
-    rest = dict.fromkeys(("outputs_trimmed", "vanilla", "rounds"), empty)
-    return {"method": method, "settings": given, "prompts": prompts, **rest}
-
-
-def write(folder: Path, golden: dict[str, Any]) -> None:
-    (folder / "golden.json").write_text(json.dumps(golden), encoding="utf-8")
+from parity_made import (
+    NEW,
+    OFFICIAL,
+    STOP,
+    Change,
+    blank,
+    changed,
+    fill,
+    medusa_folder,
+    run,
+    save_target,
+    write,
+)
+from parity_record import NotAFixture, Run
 
 
 @pytest.fixture(scope="module")
 def medusa(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A golden folder of random Medusa heads, as if our rounds were the official ones."""
-    folder = tmp_path_factory.mktemp("parity") / "medusa"
-    save_target(folder / "target")
-    generator = torch.Generator().manual_seed(0)
-    heads = {"0.linear.weight": (HIDDEN, HIDDEN), "0.linear.bias": (HIDDEN,), "1.weight": (VOCAB, HIDDEN)}
-    state = {
-        f"{head}.{key}": torch.randn(shape, generator=generator)
-        for head in range(4)
-        for key, shape in heads.items()
-    }
-    (folder / "draft").mkdir()
-    save_file(state, folder / "draft" / "medusa_lm_head.safetensors")
-    config = {"medusa_num_heads": 2, "medusa_num_layers": 1}
-    (folder / "draft" / "config.json").write_text(json.dumps(config))
-    tree = named("mc_sim_7b_63")
-    golden = blank("medusa-1", tensors_prompt_index=1)
-    golden |= {"tree_choices": tree.choices, "parents": tree.parents, "margins": [{"draft_rank_gap": 1}] * 2}
-    write(folder, golden)
-    fill(folder)
-    return folder
+    return medusa_folder(tmp_path_factory.mktemp("parity") / "medusa")
 
 
 @pytest.fixture(scope="module")
@@ -78,57 +43,6 @@ def lookup(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder, golden)
     fill(folder)
     return folder
-
-
-def fill(folder: Path) -> None:
-    """Write down what ours does as golden, official overshoot included."""
-    fixture = read(folder)
-    golden, drafter = fixture.golden, fixture.drafter()
-    golden |= {"rounds": [], "outputs_trimmed": [], "vanilla": []}
-    for prompt in golden["prompts"]:
-        run = fixture.run(drafter, [prompt], NEW + 20, frozenset())
-        out = run.emitted[0]
-        golden["rounds"].append(
-            [
-                {
-                    "context_len": len(prompt) + before,
-                    "root": mine.root,
-                    "draft_tokens": mine.tokens,
-                    "accepted": mine.accepted,
-                    "accepted_nodes": mine.accepted_nodes,
-                    "next_token": mine.next_token,
-                }
-                for before, mine in run.by_emitted(0).items()
-                if before <= NEW
-            ]
-        )
-        end = out.index(STOP) + 1 if STOP in out else NEW
-        golden["vanilla"].append(out[: min(NEW, end)])
-        golden["outputs_trimmed"].append(out[: min(NEW, end)])
-    write(folder, golden)
-
-
-def changed(folder: Path, tmp_path: Path, change: Change) -> Path:
-    """The folder with another golden.json."""
-    made = tmp_path / "changed"
-    made.mkdir()
-    for part in ("target", "draft"):
-        if (folder / part).exists():
-            (made / part).symlink_to(folder / part)
-    golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
-    change(golden)
-    write(made, golden)
-    return made
-
-
-def run(*folders: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
-    try:
-        code = parity.main([str(folder) for folder in folders])
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(gradients)
-    return code, capsys.readouterr().out.splitlines()
 
 
 def test_what_is_as_golden_passes(medusa: Path, lookup: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,45 +187,6 @@ def test_first_draft_logits(medusa: Path, tmp_path: Path, capsys: pytest.Capture
     assert "prompt 1, round 0, round0_medusa_logits (largest difference): ours " in lines[0]
 
 
-# -- ties ----------------------------------------------------------------------------------------------------
-
-
-def test_a_tie_is_where_the_draft_scores_both_tokens_alike() -> None:
-    scores = torch.zeros(3, VOCAB)
-    scores[1, 8] = 1e-5
-    scores[2, 9] = 1e-3
-    mine = Mine(0, [1, 2, 3], [-1, 0, 1], scores=scores)
-    assert mine.tied_with([1, 8, 3])
-    assert not mine.tied_with([1, 2, 9])
-    assert not mine.tied_with([1, 2, 3]), "nothing differs"
-    assert not Mine(0, [1, 2, 3], [-1, 0, 1]).tied_with([1, 8, 3]), "unknown scores are no tie"
-
-
-@pytest.mark.parametrize("screened", [True, False])
-def test_ties_are_let_pass_only_where_ranks_were_not_screened(
-    medusa: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    screened: bool,
-) -> None:
-    def change(golden: dict[str, Any]) -> None:
-        swap_node(golden)
-        golden["margins"] = [{"draft_rank_gap": 1.0} if screened else {"target_top2_gap": 1.0}] * 2
-
-    from specbench.spec import find_method
-
-    alike = property(lambda self: torch.zeros(2, 63, VOCAB))
-    monkeypatch.setattr(find_method("medusa"), "last_scores", alike, raising=False)
-    code, lines = run(changed(medusa, tmp_path, change), capsys=capsys)
-    if screened:
-        assert code == 1
-        assert "round 2, draft_tokens[4]" in lines[0]
-    else:
-        assert code == 0
-        assert "1 of them differ at ties" in lines[0]
-
-
 # -- what is no fixture --------------------------------------------------------------------------------------
 
 
@@ -320,7 +195,7 @@ def without(key: str) -> Change:
 
 
 NO_FIXTURES: dict[str, tuple[Change, str]] = {
-    "method": (lambda golden: golden.update(method="rest"), "method 'rest' is not checked here"),
+    "method": (lambda golden: golden.update(method="unheard-of"), "method 'unheard-of' is not checked here"),
     "prompts": (without("prompts"), "golden.json has no prompts"),
     "settings": (lambda golden: golden.update(method="eagle-2"), "no setting 'total_token'"),
 }
