@@ -1,0 +1,64 @@
+"""What a comparison says beside its rows: methods it cannot compare, and what moved that no metric shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specbench.analysis.caution import warning
+from specbench.analysis.matching import BASE, NEW, Matching, Place
+
+Note = dict[str, Any]
+
+
+def missing(table: Matching) -> list[Note]:
+    """The places that cannot be compared, with the reason; those that stopped working are in `lost`."""
+    gone = set(table.shared) | set(lost(table))
+    places = sorted((table.seen[BASE] | table.seen[NEW]) - gone)
+    return [
+        {
+            "method": place.method,
+            "batch_size": place.batch_size,
+            "concurrency": place.concurrency or None,
+            "reason": _reason(table, place),
+        }
+        for place in places
+    ]
+
+
+def _reason(table: Matching, place: Place) -> str:
+    if place not in table.seen[NEW]:
+        return "only in BASE"
+    return "every trial failed in BASE" if place in table.seen[BASE] else "only in NEW"
+
+
+def lost(table: Matching) -> list[Place]:
+    """The places that BASE measured and of which every trial fails in NEW."""
+    return sorted((table.measured[BASE] & table.seen[NEW]) - table.measured[NEW])
+
+
+def outputs(table: Matching, name: str) -> Iterator[Note]:
+    """Methods whose output was vanilla's in BASE more often than it is now."""
+    compared = table.rows[table.rows["used"] & table.rows["same"].notna()]
+    counts = compared.groupby(["label", "side"])["same"].agg(["sum", "count"])
+    for label in dict.fromkeys(compared["label"]):
+        if not {(label, BASE), (label, NEW)} <= set(counts.index):
+            continue
+        (was, of), (now, of_now) = ((counts.loc[(label, side)]) for side in (BASE, NEW))
+        if now / of_now < was / of:
+            message = (
+                f"{label}: output identical to vanilla's on {now:.0f} of {of_now:.0f}, "
+                f"in BASE on {was:.0f} of {of:.0f}"
+            )
+            yield warning("output", message, "see `specbench report` for where they differ", name, label)
+
+
+def failures(table: Matching, name: str) -> Iterator[Note]:
+    """Methods that fail more often than in BASE; those trials are in no number here."""
+    rows = table.rows[table.rows["excluded"].isna()]
+    shares = rows.groupby(["label", "side"])["failed"].mean()
+    for label in dict.fromkeys(rows["label"]):
+        was, now = shares.get((label, BASE)), shares.get((label, NEW))
+        if was is not None and now is not None and now > was:
+            message = f"{label}: {now:.0%} of the trials failed, in BASE {was:.0%}"
+            yield warning("failed", message, "see `error` in trials.jsonl", name, label)

@@ -1,0 +1,214 @@
+"""`specbench compare` from the command line: exit codes, formats, files; and that text stays text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from run_folder import run, trials, write_run
+from tiny_folder import specbench
+
+from specbench.analysis.compare import compare
+from specbench.report.ci import github_action_benchmark, junit
+from specbench.report.comparison import headline, markdown, terminal
+
+NASTY = "<script>alert(1)</script>|`x`](javascript:alert(1))\n# head\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare") / "results"
+    write_run(folder / "base", trials(memory={"peak_bytes": 1000}))
+    write_run(folder / "same", trials(memory={"peak_bytes": 1000}))
+    write_run(folder / "slow", trials(slower=1.25, memory={"peak_bytes": 1200}))
+    write_run(folder / "away", trials(), machine_fingerprint="m2")
+    write_run(folder / "other", trials(), target__dtype="bfloat16")
+    write_run(folder / "reference" / "kept", trials())
+    return folder
+
+
+def call(results: Path, *words: Any) -> Any:
+    return specbench("compare", *words, "--results", results)
+
+
+def test_exit_codes(results: Path) -> None:
+    assert call(results, "base", "same").code == 0
+    assert call(results, "base", "slow").code == 1
+    assert call(results, "base", "slow", "--fail-below", 0.5).code == 0
+    assert call(results, "base", "slow", "--metric", "tau").code == 0
+    assert call(results, "base", "slow", "--metric", "memory").code == 1
+    assert call(results, "base", "slow", "--metric", "memory", "--fail-above", 1.3).code == 0
+    assert call(results, "base", results / "slow").code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("base", "other"), "different targets: dtype float32 and bfloat16"),
+        (("base", "away", "--metric", "tokens_per_s"), "tokens_per_s cannot be compared across machines"),
+        (("base", "nowhere"), "there is no run 'nowhere'"),
+        (("base", "same", "--metric", "speed"), "--metric speed: no such metric"),
+        (("base", "same", "--format", "pdf"), "--format pdf: no such format"),
+        (("base", "same", "--fail-below", "x"), "--fail-below x is not a ratio"),
+        (("base", "same", "--fail-below", "nan"), "--fail-below nan is not a ratio"),
+        (("base", "same", "--fail-below", "1.2"), "is above 1"),
+        (("base", "same", "--fail-below", "memory=0.9"), "not a metric of this comparison"),
+        (("base", "same", "--fail-below", "tokens_per_s=0.9"), "not a metric of this comparison"),
+        (("base", "same", "--fail-above", "1.2"), "--fail-above is memory's limit"),
+        (("base", "same", "--output", "x"), "more --output than --format"),
+        (("base", "same", "--format", "md", "--json"), "two formats go to standard output"),
+    ],
+)
+def test_refusals_are_two_lines(results: Path, words: tuple[str, ...], said: str) -> None:
+    result = call(results, *words)
+    assert result.code == 2
+    assert said in result.err
+    assert len(result.err.strip().splitlines()) == 2
+    assert result.out == ""
+
+
+def test_nothing_in_common(results: Path, tmp_path: Path) -> None:
+    lone = write_run(tmp_path / "lone", trials(tasks=("qa",)))
+    result = call(results, "base", lone)
+    assert result.code == 2
+    assert "share nothing that could be compared" in result.err
+
+
+def test_limits_of_each_metric(results: Path) -> None:
+    given = ("--fail-below", "tau=0.9", "--fail-below", "0.7", "--json")
+    found = json.loads(call(results, "base", "slow", *given).out)
+    assert found["limits"] == {"speedup": 0.7, "tau": 0.9}
+
+
+def test_a_baseline_is_found_by_name(results: Path) -> None:
+    assert call(results, "kept", "same").code == 0
+    assert call(results, results / "reference" / "kept", "same").code == 0
+
+
+def test_the_table(results: Path) -> None:
+    out = call(results, "base", "slow").out
+    assert "fast" in out
+    assert "-20.0%" in out
+    assert "regressed" in out
+    assert out.strip().splitlines()[-1].startswith("1 regressed, 1 no change")
+    assert "rows of tasks show no change" in out
+    assert "on chat" not in out
+    everything = call(results, "base", "slow", "--all").out
+    assert len(everything.splitlines()) > len(out.splitlines())
+    overall = json.loads(call(results, "base", "slow", "--overall", "--json").out)
+    assert {row["task"] for row in overall["rows"]} == {"overall"}
+
+
+def test_formats_into_files_and_one_to_standard_output(results: Path, tmp_path: Path) -> None:
+    files = {
+        "md": "-",
+        "junit": tmp_path / "x" / "junit.xml",
+        "github-action-benchmark": tmp_path / "bench.json",
+    }
+    words = [word for form, file in files.items() for word in ("--format", form, "--output", file)]
+    result = call(results, "base", "slow", *words)
+    assert result.code == 1
+    assert result.out.startswith("## slow against base: 1 regressed")
+    assert ET.parse(tmp_path / "x" / "junit.xml").getroot().get("failures") == "3"
+    assert json.loads((tmp_path / "bench.json").read_text())[0]["unit"] == "x"
+
+
+def test_json_is_one_document(results: Path) -> None:
+    result = call(results, "base", "away", "--json")
+    found = json.loads(result.out)
+    assert found["schema"] == 1
+    assert found["same_machine"] is False
+    assert found["base"]["path"] == str(results / "base")
+    assert found["rows"][0].keys() >= {
+        "metric",
+        "method",
+        "task",
+        "base",
+        "new",
+        "change",
+        "limit",
+        "verdict",
+    }
+
+
+def test_the_same_bytes_each_time(results: Path) -> None:
+    for form in ("md", "json", "junit", "github-action-benchmark"):
+        assert len({call(results, "base", "slow", "--format", form).out for _ in range(2)}) == 1
+
+
+# -- what the formats say ------------------------------------------------------------------------------------
+
+
+def nasty() -> dict[str, Any]:
+    """A comparison all of whose names are hostile."""
+
+    def side(slower: float) -> Any:
+        given = trials(tasks=("chat",), slower=slower)
+        for t in given:
+            t.task = NASTY
+            t.method = NASTY if t.method == "fast" else t.method
+        return run(given, name=NASTY, target__name=NASTY, versions={NASTY: str(slower)})
+
+    return compare(side(1), side(2))
+
+
+def test_markdown_stays_text() -> None:
+    text = markdown(nasty())
+    assert "<script" not in text
+    assert not re.search(r"(?<!\\)\]\(javascript", text)
+    assert "\x1b" not in text
+    assert "\n# head" not in text
+    assert len([line for line in text.splitlines() if line.startswith("## ")]) == 1
+
+
+def test_terminal_stays_text() -> None:
+    console = Console(file=io.StringIO(), width=400, force_terminal=False)
+    console.print(terminal(nasty(), every=True))
+    assert "\x1b" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_junit_stays_xml() -> None:
+    root = ET.fromstring(junit(nasty()))
+    cases = root.findall(".//testcase")
+    assert len(cases) == int(root.get("tests", 0)) == 4
+    assert "<script>alert(1)</script>" in (cases[0].get("name") or "")
+
+
+def test_junit_has_a_case_a_row() -> None:
+    found = compare(run(), run(trials(questions=3, slower=2)))
+    root = ET.fromstring(junit(found))
+    suite = root[0]
+    assert suite.get("tests") == str(len(found["rows"])) == "6"
+    verdicts = [row["verdict"] for row in found["rows"]]
+    assert verdicts.count("ambiguous") == int(suite.get("skipped", 0)) == 4  # of three questions a task
+    assert verdicts.count("regressed") == int(suite.get("failures", 0)) == 1
+    assert suite.get("errors") == "0"
+    kinds = [case[0].tag for case in suite.iter("testcase")]
+    assert sorted(set(kinds)) == ["failure", "skipped", "system-out"]
+
+
+def test_github_action_benchmark_has_its_fields() -> None:
+    found = compare(
+        run(trials(memory={"peak_bytes": 9})), run(trials(memory={"peak_bytes": 9})), ("speedup", "memory")
+    )
+    entries = json.loads(github_action_benchmark(found))
+    assert len(entries) == 3  # chat, code, overall; memory is not bigger-is-better
+    for entry in entries:
+        assert entry.keys() == {"name", "unit", "value", "range", "extra"}
+        assert isinstance(entry["value"], float)
+        assert entry["range"].startswith("± ")
+    assert {entry["name"] for entry in entries} == {
+        "fast speedup on chat",
+        "fast speedup on code",
+        "fast speedup overall",
+    }
+
+
+def test_the_headline_counts_overall_rows_apart() -> None:
+    assert headline(compare(run(), run())) == "2 no change; by task: 4 no change"
