@@ -2,7 +2,9 @@
 
 A node is named by its path of ranks: (0, 2) is the third guess after the first guess. Sources of the named shapes:
 Medusa (Cai et al. 2024; FasterDecoding/Medusa, medusa/model/medusa_choices.py) and EAGLE-1 (Li et al. 2024;
-SafeAILab/EAGLE, branch v1, model/choices.py); both call theirs `mc_sim_7b_63`.
+SafeAILab/EAGLE, branch v1, model/choices.py), which both call theirs `mc_sim_7b_63`; token recycling (Luo et al.
+2024; Luowaterbi/TokenRecycling, model/recycling/tree_template_.py, version 2.2.2); SAM decoding's tree for it (Hu et
+al. 2024; hyx1999/SAM-Decoding, samd/config/token_recycle.json).
 """
 
 from __future__ import annotations
@@ -172,6 +174,24 @@ _TREES: dict[str, dict[Path, int]] = {
         (0, 0): 3, (0, 1): 2, (0, 2): 2, (1, 0): 1,
         (0, 0, 0): 3,
         (0, 0, 0, 0): 2,
+    },
+    "recycling": {
+        (): 8,
+        (0,): 8, (1,): 4, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1,
+        (0, 0): 8, (0, 1): 3, (0, 2): 2, (0, 3): 1, (0, 4): 1, (0, 5): 1, (0, 6): 1, (0, 7): 1, (1, 0): 2, (1, 1): 1,
+        (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
+        (0, 0, 0): 5, (0, 0, 1): 2, (0, 0, 2): 1, (0, 0, 3): 1, (0, 0, 4): 1, (0, 1, 0): 1, (0, 2, 0): 1,
+        (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1,
+        (0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1, (0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0, 0): 1,
+        (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
+    },
+    "sam": {
+        (): 7,
+        (0,): 6, (1,): 5, (2,): 3, (3,): 2, (4,): 2, (5,): 1, (6,): 1,
+        (0, 0): 3, (0, 1): 2, (0, 2): 2, (0, 3): 1, (0, 4): 1, (1, 0): 3, (1, 1): 2, (1, 2): 1, (1, 3): 1,
+        (2, 0): 1, (2, 1): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1,
+        (0, 0, 0): 2, (0, 0, 1): 1, (0, 1, 0): 1, (1, 0, 0): 2, (1, 1, 0): 1, (2, 0, 0): 1,
+        (0, 0, 0, 0): 2, (0, 0, 1, 0): 1, (1, 0, 0, 0): 1,
     },
 }  # fmt: skip
 
