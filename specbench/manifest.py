@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.build import PUBLISHED
 from specbench.config import RunConfig
 from specbench.errors import SpecbenchError
 from specbench.measure import machine
+from specbench.questions import shared_prefix
 
 if TYPE_CHECKING:
     from specbench.build import Named
     from specbench.models.target import Target
     from specbench.questions import Task
+    from specbench.serving.model import EngineTarget
 
 # What must not change between two starts of one run, and what to say if it has.
 FIXED = {
@@ -25,6 +29,7 @@ FIXED = {
     "drafters": "was begun with another drafter",
     "tasks": "was begun with other task files",
     "kernel_choices": "was begun with other kernels",
+    "plugins": "was begun with another version of a method's file",
 }
 
 
@@ -33,7 +38,7 @@ def describe(
     argv: Sequence[str],
     config: RunConfig,
     tasks: Sequence[Task],
-    target: Target,
+    target: Target | EngineTarget,
     methods: Sequence[Named],
 ) -> dict[str, Any]:
     """The manifest of a run that begins now."""
@@ -46,16 +51,15 @@ def describe(
         "target": target.identity.to_json(),
         "drafters": {n.label: found for n in methods if (found := n.drafter())},
         "methods": [named.to_json() for named in methods],
+        "plugins": plugins([named.label for named in methods]),
         "tasks": [task.identity() for task in tasks],
+        "shared_prefix": {task.name: shared_prefix(task.questions) for task in tasks},
         "chat_template": template_hash(target.tokenizer),
         "machine": here,
         "machine_fingerprint": machine.fingerprint(here),
         "versions": machine.versions(),
         "git": machine.git_state(),
-        "kernel_choices": {
-            "attention": target.config._attn_implementation,
-            "linear": target.kernel_choices,
-        },
+        "kernel_choices": target.kernels,
         "start": now(),
         "end": None,
         "status": "running",
@@ -72,7 +76,7 @@ def resumed(
     """
     ours = json.loads(json.dumps(manifest))
     for what, why in FIXED.items():
-        if _of_weights(before.get(what)) != _of_weights(ours[what]):
+        if what in before and _of_weights(before[what]) != _of_weights(ours[what]):
             raise SpecbenchError(
                 f"run {manifest['name']} {why}: one run is one {what.replace('_', ' ')}",
                 "choose another --name, or --fresh to move it aside",
@@ -95,6 +99,12 @@ def _of_weights(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return {key: _of_weights(value) for key, value in part.items() if key not in PUBLISHED}
+
+
+def plugins(labels: Sequence[str]) -> dict[str, str]:
+    """sha256 of every method file that the labels name (`./file.py::Class`), by its path."""
+    paths = {path for label in labels for path in re.findall(r"([^=(,]+)::", label)}
+    return {path: hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest() for path in sorted(paths)}
 
 
 def template_hash(tokenizer: Any) -> str | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from os.path import commonprefix
+from statistics import median
 from string import Formatter
 from typing import Any
 
@@ -57,11 +60,6 @@ class Task:
     def categories(self) -> tuple[str, ...]:
         """The categories of its questions, in order of first appearance."""
         return tuple(dict.fromkeys(q.category for q in self.questions if q.category is not None))
-
-    @property
-    def has_categories(self) -> bool:
-        """Whether a row a category would say more than the task's own row."""
-        return len({q.category for q in self.questions}) > 1
 
     @property
     def turns(self) -> int:
@@ -188,6 +186,14 @@ def take_round_robin(questions: Sequence[Question], n: int) -> tuple[Question, .
     longest = max(map(len, by_category.values()), default=0)
     dealt = [group[i] for i in range(longest) for group in by_category.values() if i < len(group)]
     return tuple(dealt[:n])
+
+
+def shared_prefix(questions: Sequence[Question]) -> dict[str, int]:
+    """How much of a first turn another one begins with too: medians over the questions, in characters."""
+    turns = sorted(question.turns[0] for question in questions)
+    shared = [len(commonprefix(pair)) for pair in pairwise(turns)]  # noqa: RUF071 - text, no paths
+    longest = map(max, [0, *shared], [*shared, 0])  # in order, the closest relative is a neighbour
+    return {"shared_chars": int(median(longest)), "prompt_chars": int(median(map(len, turns)))}
 
 
 def _names(row: Row) -> str:

@@ -7,11 +7,13 @@ Readers accept every older schema version and drop a half-written last block wit
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
 import tempfile
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,19 +23,41 @@ from specbench.errors import SpecbenchError
 
 SCHEMA = 1
 MANIFEST, TRIALS = "manifest.json", "trials.jsonl"
+TIMES = ("draft_s", "verify_s", "round_s")  # of a round
+Key = tuple[str, str, int, str, int, int, int, float]
+WHOLE_PASSES, INTERLEAVED = "whole passes", "interleaved"  # a manifest's `schedule`
+REFERENCE = "reference"  # the folder under results/ whose runs are committed: baselines
 
 
 @dataclass
 class Rounds:
-    """The rounds of one trial after its prefill, as columns of equal length. Times are None where unknown."""
+    """The rounds of one trial after its prefill, as columns of equal length. A column is None where unknown.
 
-    drafted: list[int] = field(default_factory=list)
-    depth: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    Times are kept as arrays, whatever they are given as: a run holds millions, and a list takes four times as much.
+
+    An engine that does not tell its rounds apart has one entry for all of them: `count` says how many rounds an
+    entry stands for and `with_draft` how many of those had a draft; its `round_s` is their mean. None: one each.
+    """
+
+    drafted: list[int] | None = field(default_factory=list)
+    depth: list[int] | None = field(default_factory=list)
+    accepted: list[int] | None = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
-    draft_s: list[float] | None = None
-    verify_s: list[float] | None = None
-    round_s: list[float] | None = None
+    count: list[int] | None = None
+    with_draft: list[int] | None = None
+    draft_s: Sequence[float] | None = None
+    verify_s: Sequence[float] | None = None
+    round_s: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in TIMES:
+            column = getattr(self, name)
+            setattr(self, name, None if column is None else array("d", column))
+
+    @property
+    def total(self) -> int:
+        """How many rounds the entries stand for."""
+        return len(self.emitted) if self.count is None else sum(self.count)
 
 
 @dataclass
@@ -44,6 +68,10 @@ class Trial:
     batch's too. A failed trial has `error` set, `finish` "error", and takes its block out of its method's
     estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled");
     `contended` says that a trial, counted or not, got clearly less than its share of the machine.
+
+    Of engines: `concurrency` requests were in flight, or `request_rate` a second were sent; `acceptance` is the
+    engine's own account (`specbench.engines.record.Acceptance`); `arrivals` has the seconds since the request was
+    sent and the tokens (None: not told) of each event that bore some; `retries` counts attempts before this one.
     """
 
     task: str
@@ -58,6 +86,7 @@ class Trial:
     order: int = 0
     attempt: int = 0
     concurrency: int | None = None
+    request_rate: float | None = None
     state: str = "cold"
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -75,6 +104,9 @@ class Trial:
     memory: dict[str, int | None] | None = None
     nvml: dict[str, Any] | None = None
     agreement: dict[str, Any] | None = None
+    acceptance: dict[str, Any] | None = None
+    arrivals: dict[str, list[Any]] | None = None
+    retries: int | None = None
     lossless: bool | None = None
     contended: bool | None = None
     excluded: str | None = None
@@ -82,21 +114,26 @@ class Trial:
     schema: int = SCHEMA
 
     @property
-    def key(self) -> tuple[str, str, int, str, int, int]:
-        """What makes a row one row: (task, question, turn, method, batch size, repeat)."""
-        return (self.task, self.question, self.turn, self.method, self.batch_size, self.repeat)
+    def key(self) -> Key:
+        """What makes a row one row: (task, question, turn, method, batch size, repeat), and an engine's load."""
+        load = (self.concurrency or 0, self.request_rate or 0.0)
+        return (self.task, self.question, self.turn, self.method, self.batch_size, self.repeat, *load)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        row = asdict(self)
+        row["rounds"] |= {name: list(column) for name in TIMES if (column := row["rounds"][name]) is not None}
+        return row
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Trial:
         """A trial from a line of any schema version up to ours; unknown fields are ignored."""
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in row.items() if name in known}
-        columns = {f.name for f in fields(Rounds)}
-        values["rounds"] = Rounds(**{k: v for k, v in (row.get("rounds") or {}).items() if k in columns})
+        values = {name: value for name, value in row.items() if name in _TRIAL}
+        columns = row.get("rounds") or {}
+        values["rounds"] = Rounds(**{name: column for name, column in columns.items() if name in _ROUNDS})
         return cls(**values)
+
+
+_TRIAL, _ROUNDS = (frozenset(f.name for f in fields(cls)) for cls in (Trial, Rounds))
 
 
 @dataclass(frozen=True)
@@ -188,17 +225,21 @@ class RunStore:
         return run
 
 
-def drop_incomplete(trials: Sequence[Trial], methods: Sequence[dict[str, Any]]) -> list[Trial]:
+def drop_incomplete(trials: Sequence[Trial], manifest: dict[str, Any]) -> list[Trial]:
     """`trials` without a last block that lacks rows: of a question, or of one of the manifest's `methods`.
 
-    A first attempt that was excluded is not whole without the second one.
+    In whole passes a block is of one method. A first attempt that was excluded is not whole without the second one.
     """
     if not trials:
         return []
     rows = list(itertools.takewhile(lambda trial: trial.block == trials[-1].block, reversed(trials)))
     questions = dict.fromkeys(row.question for row in rows)
     counted = {(row.question, row.method) for row in rows if row.excluded is None}
-    wanted = [m["label"] for m in methods if rows[0].batch_size == 1 or m.get("batches", True)]
+    if manifest.get("schedule") == WHOLE_PASSES:
+        wanted = [rows[0].method]
+    else:
+        known = manifest.get("methods", [])
+        wanted = [m["label"] for m in known if rows[0].batch_size == 1 or m.get("batches", True)]
     batch = rows[0].batch  # the ids of its questions, joined; the refused ones are written first
     all_asked = not batch or len("+".join(questions)) == len(batch)
     if all_asked and all((question, method) in counted for question in questions for method in wanted):
@@ -215,7 +256,8 @@ def read_run(path: Path) -> Run:
     manifest = _read_manifest(path)
     trials, cut = _read_trials(path / TRIALS)
     warnings = [f"{TRIALS}: the last line was cut short and is left out"] if cut else []
-    whole_blocks = drop_incomplete(trials, manifest.get("methods", []))
+    # Imported files need not hold all methods of a block; nothing was cut off there.
+    whole_blocks = trials if "imported" in manifest else drop_incomplete(trials, manifest)
     if len(whole_blocks) < len(trials):
         warnings.append(f"{TRIALS}: the last block was not finished and is left out")
     return Run(path, manifest, whole_blocks, warnings)
@@ -225,18 +267,37 @@ def _read_trials(file: Path) -> tuple[list[Trial], bool]:
     """The trials of a file, and whether its last line is not a whole one."""
     if not file.is_file():
         return [], False
-    *whole, rest = file.read_text(encoding="utf-8", errors="replace").split("\n")
     trials: list[Trial] = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            trials.append(Trial.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError) as error:
-            if number == len(whole) and not rest:
+    ids: dict[int, int] = {}  # one object a token, however often it occurs
+    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines, _no_garbage():
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):
                 return trials, True
-            raise SpecbenchError(
-                f"{file} line {number} is not a trial: {error}", "restore the file, or remove that line"
-            ) from error
-    return trials, bool(rest)
+            try:
+                trial = Trial.from_json(json.loads(line))
+                trial.output_ids = list(map(ids.setdefault, trial.output_ids, trial.output_ids))
+                trials.append(trial)
+            except (ValueError, TypeError, AttributeError) as error:
+                if next(lines, None) is None:
+                    return trials, True
+                raise SpecbenchError(
+                    f"{file} line {number} is not a trial: {error}", "restore the file, or remove that line"
+                ) from error
+    return trials, False
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Millions of objects are made here and none is garbage: looking for some would double the time, now and
+    whenever the collector comes round again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -254,7 +315,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def find_runs(results: Path, names: Sequence[str] = ()) -> list[Path]:
-    """The folders of the runs `names` (a name under `results`, or a path); without names the newest one.
+    """The folders of the runs `names` (a run or baseline under `results`, or a path); without names the newest.
 
     Raises:
         SpecbenchError: no such run, or no run at all.
@@ -266,7 +327,7 @@ def find_runs(results: Path, names: Sequence[str] = ()) -> list[Path]:
         return runs[-1:]
     found = []
     for name in names:
-        candidates = [results / name, Path(name)]
+        candidates = [results / name, results / REFERENCE / name, Path(name)]
         path = next((c for c in candidates if (c / MANIFEST).is_file()), None)
         if path is None:
             raise SpecbenchError(f"there is no run {name!r} in {results}", "see `specbench ls runs`")
@@ -304,6 +365,6 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def by_key(trials: Iterable[Trial]) -> dict[tuple[str, str, int, str, int, int], Trial]:
+def by_key(trials: Iterable[Trial]) -> dict[Key, Trial]:
     """The trial that counts for each key: the last one that is not excluded."""
     return {trial.key: trial for trial in trials if trial.excluded is None}

@@ -20,12 +20,11 @@ from specbench.measure.clock import Clock, NullClock, Timings
 from specbench.measure.cpu import CpuProbe, CpuReading
 from specbench.plan import Block
 from specbench.store import Rounds, Trial
+from specbench.thresholds import NEAR_TIE
 
 if TYPE_CHECKING:
     from specbench.measure.sampler import Sampler
     from specbench.models.target import Target
-
-NEAR_TIE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,8 @@ def blank(block: Block, named: Named, row: int, order: int, attempt: int = 0) ->
         turn=block.turn,
         method=named.label,
         batch_size=block.batch_size,
+        concurrency=block.concurrency,
+        request_rate=block.request_rate,
         repeat=block.repeat,
         block=block.index,
         batch=block.batch,

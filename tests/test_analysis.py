@@ -7,28 +7,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from trial_factory import FakeRun, block, blocks, spread, trial
+from trial_factory import FakeRun, block, blocks, row_of, rows_of, spread, trial
 
 from specbench.analysis.summary import FIELDS, summarise
 from specbench.store import Rounds, Trial
-
-
-def rows_of(trials: list[Trial], **manifest: object) -> list[dict]:
-    run = FakeRun(trials, {"name": "run", "target": {"name": "tiny"}} | manifest)
-    return summarise([run])["rows"]
-
-
-def row_of(trials: list[Trial], method: str, task: str = "overall", **where: object) -> dict:
-    wanted = {"method": method, "task": task, "category": None} | where
-    found = [row for row in rows_of(trials) if all(row[key] == value for key, value in wanted.items())]
-    assert len(found) == 1, wanted
-    return found[0]
-
-
-def warnings_of(trials: list[Trial], told: list[str] | None = None, **manifest: object) -> dict[str, dict]:
-    run = FakeRun(trials, {"name": "run", "target": {"name": "tiny"}} | manifest, told or [])
-    return {warning["code"]: warning for warning in summarise([run])["warnings"]}
-
 
 # q1: vanilla 20 s for 11 tokens, fast 5 s for 11; q2: vanilla 40 s for 21 tokens, fast 35 s for 21
 UNEQUAL = block(
@@ -231,7 +213,7 @@ def test_a_missing_column_of_rounds_is_unknown() -> None:
     assert row["alpha"] == 1.0
     trials[1].rounds.drafted = []
     row = row_of(trials, "fast")
-    assert (row["alpha"], row["acceptance_rate"], row["tau"]["point"]) == (None, None, pytest.approx(2.0))
+    assert (row["alpha"], row["acceptance_rate"], row["tau"]["point"]) == (1.0, None, pytest.approx(2.0))
 
 
 def test_one_bad_row_takes_its_batch_out() -> None:
@@ -257,6 +239,7 @@ def test_unknown_is_none() -> None:
         "trials",
         "failed",
         "excluded",
+        "outliers",
         "tokens",
     }
     for name in set(FIELDS) - known - {"compared"}:
@@ -369,7 +352,7 @@ def test_batch_sizes_and_concurrencies_are_rows_of_their_own() -> None:
 
 def test_every_field_of_the_schema_and_json_clean() -> None:
     summary = summarise([FakeRun(UNEQUAL)])
-    assert list(summary) == ["schema", "runs", "warnings", "rows"]
+    assert list(summary) == ["schema", "runs", "warnings", "rows", "break_even"]
     for row in summary["rows"]:
         assert tuple(row) == FIELDS
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
@@ -413,93 +396,3 @@ def test_extracts() -> None:
     assert run["argv"] == ["specbench", "run"]
     assert run["start"] is None
     assert run["drafters"] == {"draft-model:k=4": "small"}
-
-
-def test_warns_of_few_prompts_once() -> None:
-    found = warnings_of(spread([3, 4, 5]))
-    assert set(found) == {"few-prompts"}
-    assert "chat, overall" in found["few-prompts"]["message"]
-    assert "few-prompts" not in warnings_of(spread([5, 5, 5, 5, 5, 5]))
-
-
-def test_warns_of_a_speedup_above_tau() -> None:
-    above = blocks(6, {"vanilla": {"seconds": 10.0}, "fast": {"seconds": 4.0, "accepted": [1] * 5}})
-    assert "chat" in warnings_of(above)["speedup-above-tau"]["message"]
-    below = blocks(6, {"vanilla": {"seconds": 10.0}, "fast": {"seconds": 5.1, "accepted": [1] * 5}})
-    assert "speedup-above-tau" not in warnings_of(below)
-    again = blocks(6, {"vanilla": {"seconds": 10.0}, "vanilla-again": {"seconds": 9.9}})
-    assert warnings_of(again) == {}
-
-
-def test_warns_of_vanilla_that_is_not_itself() -> None:
-    assert (
-        "1.07x"
-        in warnings_of(blocks(6, {"vanilla": {"batch_s": 10.7}, "vanilla-again": {"batch_s": 10.0}}))[
-            "vanilla-again"
-        ]["message"]
-    )
-
-
-def test_warns_of_failures_and_exclusions() -> None:
-    trials = blocks(6, {"vanilla": {}, "fast": {"seconds": 9.0}})
-    trials[1].error = "out of memory"
-    trials[2].excluded = trials[3].excluded = "contended"
-    found = warnings_of(trials)
-    assert found["failed"]["method"] == "fast"
-    assert "1 of 6" in found["failed"]["message"]
-    assert found["excluded"]["message"].startswith("2 trials are marked contended")
-    assert "2 of them have no good second attempt" in found["excluded"]["message"]
-    retry = [replace(t, attempt=1, excluded=None) for t in trials[2:4]]
-    assert "no good" not in warnings_of(trials + retry)["excluded"]["message"]
-
-
-def test_warns_of_contended_trials_that_count() -> None:
-    trials = blocks(6, {"vanilla": {}, "fast": {"seconds": 9.0}})
-    trials[3].contended = True
-    assert warnings_of(trials)["contended"]["message"].startswith("1 of the 12 trials that count")
-    trials[3].excluded = "contended"
-    assert "contended" not in warnings_of(trials)
-
-
-def test_warns_of_a_wide_interval_and_says_how_many() -> None:
-    found = warnings_of(
-        [
-            t
-            for i in range(6)
-            for t in block(f"q{i}", i, {"vanilla": {}, "fast": {"seconds": 3.0 + 2 * i, "accepted": [4, 4]}})
-        ]
-    )
-    words = found["wide-interval"]["cure"].split()
-    assert int(words[1]) > 6
-
-
-@pytest.mark.parametrize(("gap", "said"), [(1e-5, "all at near-ties"), (0.5, "a bug"), (None, "a bug")])
-def test_warns_of_outputs_that_differ(gap: float | None, said: str) -> None:
-    trials = blocks(6, {"vanilla": {}, "fast": {"seconds": 9.0, "lossless": True}})
-    for t in trials[1::2]:
-        t.agreement = {"same": True, "first_difference": None, "logit_gap": None}
-    assert "output-differs" not in warnings_of(trials)
-    trials[1].agreement = {"same": False, "first_difference": 3, "logit_gap": gap}
-    assert said in warnings_of(trials)["output-differs"]["message"]
-    for t in trials:
-        t.lossless = False
-    assert "output-differs" not in warnings_of(trials)
-
-
-def test_warns_of_token_totals_under_greedy_only() -> None:
-    trials = blocks(6, {"vanilla": {}, "fast": {"output_tokens": 12}})
-    assert (
-        "72 output tokens, vanilla 66"
-        in warnings_of(trials, config={"temperature": 0})["token-totals"]["message"]
-    )
-    assert "token-totals" not in warnings_of(trials, config={"temperature": 0.7})
-
-
-def test_warns_of_random_weights_and_passes_on_what_the_store_said() -> None:
-    trials = blocks(6, {"vanilla": {}})
-    assert (
-        "timing only" in warnings_of(trials, target={"name": "random:llama-8b"})["random-weights"]["message"]
-    )
-    assert warnings_of(trials, told=["a half-written block was dropped"])["store"]["message"].startswith(
-        "a half"
-    )

@@ -1,47 +1,22 @@
-"""Intervals cover the truth: questions drawn anew from a population whose ratio is known."""
+"""Points and intervals of ratios of sums; what they cover is in test_coverage.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulator import JUDGED, PAIR, simulate
 
 from specbench.analysis import intervals
 from specbench.analysis.intervals import RATIO, SPEEDUP, clusters_needed, half_width, ratio_of_sums, sums_by
 
-RUNS = 1000
 
-
-def population(count: int, generator: np.random.Generator) -> np.ndarray:
-    """[count, 4]: vanilla's seconds and tokens, a drafting method's seconds and tokens, of each question.
-
-    Length, prompt and acceptance differ by question (a few questions accept nearly everything), drafting
-    costs 15% of a round, clocks have 2% noise and one measurement in fifty takes half as long again.
-    """
-    tokens = np.minimum(np.ceil(generator.lognormal(4.3, 0.7, count)), 256)
-    rate = generator.beta(1.2, 2.0, count)
-    per_round = (1 - rate**7) / (1 - rate)
-    rounds = np.maximum(1, tokens / per_round * generator.lognormal(0, 0.6 / np.sqrt(tokens / per_round)))
-    prefill = 3 * generator.lognormal(0, 0.5, count)
-    noise = generator.lognormal(0, 0.02, (2, count)) * np.where(generator.random((2, count)) < 0.02, 1.5, 1)
-    return np.stack(
-        [(prefill + tokens) * noise[0], tokens, (prefill + 1.15 * rounds) * noise[1], tokens], axis=1
-    )
-
-
-@pytest.mark.parametrize(("questions", "least"), [(20, 0.94), (80, 0.93)])
-def test_coverage(questions: int, least: float) -> None:
-    everyone = population(1_000_000, np.random.default_rng(99))
-    truth = np.exp(np.log(everyone.mean(axis=0)) @ np.array(SPEEDUP))
-    generator = np.random.default_rng(7)
-    covered = []
-    for _ in range(RUNS):
-        estimate = ratio_of_sums(population(questions, generator), SPEEDUP)
-        covered.append(estimate["low"] <= truth <= estimate["high"])
-    assert least <= np.mean(covered) <= 0.97
+def population(count: int, seed: int) -> np.ndarray:
+    """[count, 4]: vanilla's seconds and tokens, a drafting method's seconds and tokens, of each question."""
+    return simulate(count, np.random.default_rng(seed), methods=PAIR).speed_sums(JUDGED)
 
 
 def test_paired_is_much_narrower_than_unpaired() -> None:
-    drawn = population(80, np.random.default_rng(5))
+    drawn = population(80, 5)
     paired = half_width(ratio_of_sums(drawn, SPEEDUP))
     drawn[:, 2:] = drawn[np.random.default_rng(6).permutation(80), 2:]
     drawn[:, 1] = drawn[:, 3]
@@ -49,7 +24,7 @@ def test_paired_is_much_narrower_than_unpaired() -> None:
 
 
 def test_large_samples_agree_with_the_normal_interval_and_pooling_changes_little() -> None:
-    drawn = population(4000, np.random.default_rng(1))[:, [0, 2]]
+    drawn = population(4000, 1)[:, [0, 2]]
     influence = drawn / drawn.sum(axis=0) @ np.array(RATIO)
     normal = 1.96 * np.sqrt(np.sum(influence**2))
     assert half_width(ratio_of_sums(drawn, RATIO)) == pytest.approx(normal, rel=0.1)
@@ -74,14 +49,14 @@ def test_one_unusual_question_does_not_blow_the_interval_up() -> None:
 
 
 def test_the_order_of_clusters_does_not_matter() -> None:
-    drawn = population(30, np.random.default_rng(2))
+    drawn = population(30, 2)
     assert ratio_of_sums(drawn[::-1], SPEEDUP) == ratio_of_sums(drawn, SPEEDUP)
 
 
 def test_helpers() -> None:
     assert half_width({"low": 0.9, "point": 1.0, "high": 1.2}) == pytest.approx(0.15)
     assert half_width({"low": None, "point": 1.0, "high": None}) is None
-    drawn = population(400, np.random.default_rng(4))
+    drawn = population(400, 4)
     width = half_width(ratio_of_sums(drawn, SPEEDUP))
     assert clusters_needed(drawn, SPEEDUP, width / 2) == pytest.approx(1600, rel=0.1)
     columns = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])

@@ -131,7 +131,6 @@ def test_humaneval_is_read_as_it_is():
     assert first.id == "HumanEval/0"
     assert first.turns[0].startswith("from typing import List\n")
     assert first.turns[0].endswith('"""\n')
-    assert not task.has_categories
 
 
 # Other rows

@@ -301,3 +301,13 @@ def test_exit_codes_of_the_installed_command(place: Workplace) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 2
+
+
+def test_an_edited_method_file_is_another_method(place: Workplace) -> None:
+    spec = place.plug_in(SLOW, file="edited.py")
+    assert place.run("--method", spec, name="edited").code == 0
+    assert place.run("--method", spec, name="edited").code == 0
+    place.plug_in(SLOW + "\n# mended\n", file="edited.py")
+    result = place.run("--method", spec, name="edited")
+    assert result.code == 2
+    assert "was begun with another version of a method's file" in result.err

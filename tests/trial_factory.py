@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specbench.analysis.summary import summarise
 from specbench.store import Rounds, Trial
 
 
@@ -85,3 +86,17 @@ def spread(counts: Iterable[int], method: str = "fast") -> list[Trial]:
         }
         found += block(f"q{number}", number, methods)
     return found
+
+
+def rows_of(trials: list[Trial], **manifest: object) -> list[dict[str, Any]]:
+    """The summary's rows of one run."""
+    run = FakeRun(trials, {"name": "run", "target": {"name": "tiny"}} | manifest)
+    return summarise([run])["rows"]
+
+
+def row_of(trials: list[Trial], method: str, task: str = "overall", **where: object) -> dict[str, Any]:
+    """The one row of a method on a task."""
+    wanted = {"method": method, "task": task, "category": None} | where
+    found = [row for row in rows_of(trials) if all(row[key] == value for key, value in wanted.items())]
+    assert len(found) == 1, wanted
+    return found[0]

@@ -1,12 +1,13 @@
-"""Warnings as data: what makes a summary's numbers mean less than they seem, each with its cure."""
+"""Warnings as data: what makes a summary's numbers mean less than they seem, each with its cure.
+
+Those of a method, and what all of them are made with; those of a run or between runs are in `run_caution`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import pandas as pd
 
 from specbench.analysis.extract import is_random, temperature
 from specbench.analysis.intervals import MIN_CLUSTERS, half_width
@@ -17,6 +18,7 @@ WIDE, WANTED = 0.10, 0.05  # half widths: what is called wide, what to narrow it
 SAME_LOW, SAME_HIGH = 0.97, 1.03  # vanilla against itself
 ABOVE = 1.03  # tolerance of a speedup above tau that has no interval
 PUBLISHED_SHARE = 0.75  # of a drafter's published tau: less than this points at its loading, not at the task
+OUTLIERS, OUTLYING_SHARE = 3, 0.05  # trials, and share of them, above which outliers are warned of
 SHOWN = 5  # names listed before "and N more"
 
 
@@ -36,26 +38,10 @@ def warning(code: str, message: str, cure: str, run: str, method: str | None = N
     return {"code": code, "message": message, "cure": cure, "run": run, "method": method}
 
 
-def run_warnings(
-    manifest: dict[str, Any], run: str, rows: pd.DataFrame, told: Sequence[str]
-) -> list[Caution]:
-    """Warnings of the whole run: what the reader of the files said, random weights, busy machines."""
-    found = [
-        warning("store", text, "the rest of the run was read; run it again to resume", run) for text in told
-    ]
-    if is_random(manifest):
-        message = (
-            "the target's weights are random: times are real, text and acceptance mean nothing (timing only)"
-        )
-        cure = "use oracle:rate=R to set the acceptance, or a target with trained weights"
-        found.append(warning("random-weights", message, cure, run))
-    return [*found, *_excluded(rows, run), *_contended(rows, run)]
-
-
 def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]:
     """Warnings of one method at one batch size and concurrency."""
     row = overall.row
-    checks = (_failed, _above_tau, _wide, _vanilla_again, _differs)
+    checks = (_failed, _above_tau, _wide, _outliers, _vanilla_again, _differs)
     found = [w for check in checks for w in check(overall)]
     if temperature(manifest) == 0:
         found += _token_totals(overall)
@@ -70,7 +56,7 @@ def few_prompts(rows: Sequence[dict[str, Any]], run: str) -> list[Caution]:
     tasks = list(dict.fromkeys(r["task"] for r in few if r["category"] is None))
     if not tasks:
         return []
-    message = f"fewer than {MIN_CLUSTERS} questions, so no interval: {_listed(tasks)}"
+    message = f"fewer than {MIN_CLUSTERS} questions, so no interval: {listed(tasks)}"
     cure = f"--limit {MIN_CLUSTERS} or more (20 give a useful interval)"
     batched = any((r["batch_size"] or 1) > 1 for r in few)
     if batched:
@@ -86,28 +72,6 @@ def setting(row: dict[str, Any]) -> str:
     if (row["concurrency"] or 1) > 1:
         parts.append(f"concurrency {row['concurrency']}")
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _excluded(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
-    marked = rows[rows["excluded"].notna()]
-    for reason, group in marked.groupby("excluded", sort=True, observed=True):
-        message = f"{len(group)} trials are marked {reason} and not counted (blocks are repeated once, whole)"
-        lost = group[~group["answered"]]
-        if len(lost):
-            message += f"; {len(lost)} of them have no good second attempt"
-        cure = {
-            "contended": "something else used the processor: close it, or give fewer --threads",
-            "throttled": "the clock was lowered: let it cool, or lock the clocks (see `specbench doctor`)",
-        }.get(str(reason), "see `specbench doctor`")
-        yield warning("excluded", message, cure, run)
-
-
-def _contended(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
-    counted = rows[rows["used"]]
-    if counted["contended"].any():
-        message = f"{int(counted['contended'].sum())} of the {len(counted)} trials that count were contended"
-        cure = "something else used the processor the second time too: close it and run again with --fresh"
-        yield warning("contended", message, cure, run)
 
 
 def _failed(overall: Overall) -> Iterable[Caution]:
@@ -127,7 +91,7 @@ def _above_tau(overall: Overall) -> Iterable[Caution]:
     where = [part["task"] for part in [*overall.parts, row] if _is_above_tau(part)]
     if where:
         message = (
-            f"{row['method']}: decode speedup above tokens per round, beyond any drafter: {_listed(where)}"
+            f"{row['method']}: decode speedup above tokens per round, beyond any drafter: {listed(where)}"
         )
         cure = "vanilla was slowed (contention, another code path): measure vanilla-again beside it"
         yield warning("speedup-above-tau", message, cure, row["run"], row["method"])
@@ -175,6 +139,15 @@ def _wide(overall: Overall) -> Iterable[Caution]:
         yield warning("wide-interval", message, cure, row["run"], row["method"])
 
 
+def _outliers(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    counted = row["trials"] - row["failed"] - row["excluded"]
+    if row["outliers"] > max(OUTLIERS, OUTLYING_SHARE * counted):
+        message = f"{row['method']}: the rounds of {row['outliers']} of {counted} trials took unusually long or short"
+        cure = "they are counted; stop other work on the machine and run again, or add --repeats"
+        yield warning("outliers", message, cure, row["run"], row["method"])
+
+
 def _vanilla_again(overall: Overall) -> Iterable[Caution]:
     row = overall.row
     point = row["speedup"]["point"]
@@ -210,6 +183,6 @@ def _token_totals(overall: Overall) -> Iterable[Caution]:
         yield warning("token-totals", message, cure, row["run"], row["method"])
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

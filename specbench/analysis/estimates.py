@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 
 from specbench.analysis import intervals
-from specbench.analysis.frame import MEMORY, NEAR_TIE, SPANS
+from specbench.analysis.frame import MEMORY, SPANS
 from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, ratio_of_sums, sums_by
+from specbench.analysis.rounds import percentiles
+from specbench.thresholds import NEAR_TIE
 
 Fields = dict[str, Any]
 
@@ -68,30 +70,36 @@ def _clusters(pairs: pd.DataFrame, seconds: str, tokens: str) -> Floats:
 def cost(rows: pd.DataFrame, units: pd.DataFrame) -> Fields:
     """Rates and where decode time goes.
 
-    `tokens_per_s` is end to end, each batch's seconds once; `ttft_s` the mean prefill of a request; `tpot_s`
-    the seconds of decode per decoded token of a request (a batch's rows each wait its whole round). Shares
-    are of the batches' decode seconds. `joules_per_token` is over the batches whose energy is known.
+    `tokens_per_s` is end to end, each batch's seconds once; `ttft_s` the mean prefill of a request, `ttft` its
+    percentiles; `tpot_s` the seconds of decode per decoded token of a request (a batch's rows each wait its
+    whole round). Shares are of the batches' decode seconds. `joules_per_token` is over the batches whose energy
+    is known.
     """
     prefill = _known(rows, "prefill_s")
     shares = _known(units, "decode_s", *SPANS).sum(axis=0)
     return {
         "tokens_per_s": _per(units, "tokens", "batch_s"),
         "ttft_s": float(prefill.mean()) if len(prefill) else None,
+        "ttft": percentiles(prefill[:, 0]),
         "tpot_s": _per(rows, "decode_s", "decode_tokens"),
         "joules_per_token": _per(units, "joules", "tokens"),
         **{f"{name}_share": _ratio(shares[i + 1], shares[0]) for i, name in enumerate(SPANS)},
     }
 
 
-def physics(pairs: pd.DataFrame, tau: Estimate) -> Fields:
+def physics(pairs: pd.DataFrame, tau: Estimate, decode_speedup: Estimate, overhead: float | None) -> Fields:
     """What the parts of a round say the decode speedup should be.
 
     `verify_inflation` is the mean seconds of a verify pass over vanilla's. `predicted_speedup` =
-    τ / (draft seconds a round / t₁ + verify inflation), t₁ = vanilla's seconds a round; `free_draft_limit` =
-    τ / verify inflation, what a drafter that costs nothing would reach. The roofline is not known here.
+    τ / (overhead + verify inflation), `predicted_residual` how far the measured one is from it;
+    `free_draft_limit` = τ / verify inflation, what a drafter that costs nothing would reach. The roofline is not
+    known here.
     """
     fields: Fields = dict.fromkeys(
-        ("verify_inflation", "predicted_speedup", "free_draft_limit", "roofline_limit", "roofline_share")
+        (
+            *("verify_inflation", "predicted_speedup", "predicted_residual"),
+            *("free_draft_limit", "roofline_limit", "roofline_share"),
+        )
     )
     columns = ("verify", "passes", "verify_v", "passes_v")
     verify, passes, verify_v, passes_v = _known(pairs, *columns).sum(axis=0)
@@ -99,12 +107,19 @@ def physics(pairs: pd.DataFrame, tau: Estimate) -> Fields:
     if not inflation or tau["point"] is None:
         return fields
     fields |= {"verify_inflation": inflation, "free_draft_limit": tau["point"] / inflation}
+    if overhead is not None:
+        predicted = tau["point"] / (overhead + inflation)
+        fields["predicted_speedup"] = predicted
+        measured = _ratio(decode_speedup["point"], predicted)
+        fields["predicted_residual"] = None if measured is None else measured - 1
+    return fields
+
+
+def draft_overhead(pairs: pd.DataFrame) -> float | None:
+    """Draft seconds a round over t₁, vanilla's seconds a round."""
     columns = ("draft", "passes", "decode_s_v", "passes_v")
     draft, passes, decode_v, passes_v = _known(pairs, *columns).sum(axis=0)
-    overhead = _ratio(_ratio(draft, passes), _ratio(decode_v, passes_v))
-    if overhead is not None:
-        fields["predicted_speedup"] = tau["point"] / (overhead + inflation)
-    return fields
+    return _ratio(_ratio(draft, passes), _ratio(decode_v, passes_v))
 
 
 def memory(rows: pd.DataFrame, baseline: pd.DataFrame) -> Fields:
@@ -125,36 +140,42 @@ def agreement(rows: pd.DataFrame) -> Fields:
     `near_ties` are differences where the target's top two logits are within NEAR_TIE of each other;
     `first_difference_median` is a token index, over the outputs that differ.
     """
-    compared = rows[rows["same"].notna()]
-    differ = compared[compared["same"] == 0]
-    known = set(rows["lossless"].dropna().map(bool))
+    same, gap, first, lossless = (
+        rows[name].to_numpy() for name in ("same", "logit_gap", "first_difference", "lossless")
+    )
+    compared, differ = int(np.isfinite(same).sum()), same == 0
+    known = lossless[np.isfinite(lossless)]
+    differences = first[differ & np.isfinite(first)]
     return {
-        "lossless": None if not known else known == {True},
-        "identical": len(compared) - len(differ) if len(compared) else None,
-        "compared": len(compared),
-        "near_ties": int((differ["logit_gap"] <= NEAR_TIE).sum()) if len(compared) else None,
-        "first_difference_median": _number(differ["first_difference"].median()),
+        "lossless": bool(known.all()) if len(known) else None,
+        "identical": compared - int(differ.sum()) if compared else None,
+        "compared": compared,
+        "near_ties": int((gap[differ] <= NEAR_TIE).sum()) if compared else None,
+        "first_difference_median": float(np.median(differences)) if len(differences) else None,
     }
 
 
 def counts(rows: pd.DataFrame) -> Fields:
     """`prompts`: distinct questions that count; `trials`: all rows, `failed` and `excluded` ones included;
-    `tokens`: output tokens of the rows that count."""
-    used = rows[rows["used"]]
-    states = sorted(set(rows["state"].dropna()))
+    `outliers`: rows that count though their pace stands out (see `steadiness`); `tokens`: output tokens of the
+    rows that count."""
+    used = rows["used"].to_numpy()
+    excluded = rows["excluded"].notna().to_numpy()
+    states = rows["state"].dropna().unique()
     return {
-        "state": states[0] if len(states) == 1 else "mixed" if states else None,
-        "prompts": int(used["asked"].nunique()),
+        "state": str(states[0]) if len(states) == 1 else "mixed" if len(states) else None,
+        "prompts": len(np.unique(rows["asked"].to_numpy()[used])),
         "trials": len(rows),
-        "failed": int((rows["failed"] & rows["excluded"].isna()).sum()),
-        "excluded": int(rows["excluded"].notna().sum()),
-        "tokens": int(used["output_tokens"].sum()),
+        "failed": int((rows["failed"].to_numpy() & ~excluded).sum()),
+        "excluded": int(excluded.sum()),
+        "outliers": int(rows["outlier"].to_numpy()[used].sum()),
+        "tokens": int(rows["output_tokens"].to_numpy()[used].sum()),
     }
 
 
 def _known(table: pd.DataFrame, *columns: str) -> Floats:
     """[lines, columns]: the lines in which none of these is unknown."""
-    values = table[list(columns)].to_numpy(dtype=np.float64)
+    values = np.stack([table[name].to_numpy(dtype=np.float64) for name in columns], axis=1)
     return values[np.isfinite(values).all(axis=1)]
 
 
@@ -166,10 +187,6 @@ def _per(table: pd.DataFrame, top: str, bottom: str) -> float | None:
 
 def _ratio(top: float | None, bottom: float | None) -> float | None:
     return float(top / bottom) if top is not None and bottom else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _whole(value: Any) -> int | None:

@@ -57,10 +57,16 @@ def _details(model: Any) -> dict[str, Any]:
     return {key: model.get(key) for key in DETAILS} if isinstance(model, Mapping) else {}
 
 
+def drafter_line(drafter: Any) -> str | None:
+    """A drafter's name, and what it was taken as."""
+    name, notes = identity(drafter), drafter.get("notes") if isinstance(drafter, Mapping) else None
+    return f"{name} ({'; '.join(map(str, notes))})" if name and notes else name
+
+
 def _drafters(drafters: Any) -> dict[str, str]:
-    """Method label -> the name of its drafter."""
+    """Method label -> the line of its drafter."""
     named = drafters.items() if isinstance(drafters, Mapping) else ()
-    return {str(label): name for label, drafter in named if (name := identity(drafter))}
+    return {str(label): line for label, drafter in named if (line := drafter_line(drafter))}
 
 
 def _accelerators(machine: Mapping[str, Any]) -> list[str]:

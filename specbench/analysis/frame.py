@@ -9,7 +9,7 @@ comparison; `cluster` numbers what the bootstrap draws (the question, or the que
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,23 +20,31 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from specbench.analysis import steadiness
+from specbench.thresholds import THROTTLED
+
 if TYPE_CHECKING:
     from specbench.store import Trial
 
 SPANS = ("draft", "verify", "accept", "other")
 MEMORY = ("weights_bytes", "kv_bytes", "peak_bytes")
-NEAR_TIE = 1e-3  # a top-2 logit gap up to this is a tie that rounding decides
+AGREEMENT = ("same", "first_difference", "logit_gap")
 
 
 @dataclass(frozen=True)
 class RoundColumns:
-    """All rounds of all trials. `row` is the trial's position in Frame.rows; -1 and NaN mean unknown."""
+    """All rounds of all trials. `row` is the trial's position in Frame.rows; -1 and NaN mean unknown.
 
-    row: NDArray[np.int64]
-    drafted: NDArray[np.int64]
-    depth: NDArray[np.int64]
-    accepted: NDArray[np.int64]
-    emitted: NDArray[np.int64]
+    An entry stands for `count` rounds, `with_draft` of which had a draft: engines need not tell rounds apart.
+    """
+
+    row: NDArray[np.int32]
+    drafted: NDArray[np.int32]
+    depth: NDArray[np.int32]
+    accepted: NDArray[np.int32]
+    emitted: NDArray[np.int32]
+    count: NDArray[np.int32]
+    with_draft: NDArray[np.int32]
     round_s: NDArray[np.float64]
 
     def of(self, rows: NDArray[np.bool_]) -> RoundColumns:
@@ -50,26 +58,36 @@ class Frame:
     rows: pd.DataFrame
     batches: pd.DataFrame
     rounds: RoundColumns
+    waits: RoundColumns  # `emitted` tokens came together after `round_s`: the rounds, or what a client saw
 
 
 def build(trials: Sequence[Trial]) -> Frame:
     """Columns of the trials, in an order that does not depend on theirs."""
     ordered = sorted(trials, key=_position)
-    rounds, counts = _round_columns(ordered)
-    rows = _rows(ordered, counts)
+    rounds = _round_columns(ordered)
+    rows = _rows(
+        ordered, np.bincount(rounds.row, weights=rounds.count, minlength=len(ordered)).astype(np.int64)
+    )
     for name in ("drafted", "accepted", "emitted"):
         rows[name] = np.bincount(rounds.row, weights=getattr(rounds, name), minlength=len(rows))
-    rows["decode_tokens"] = np.where(counts > 0, rows["emitted"], np.maximum(rows["output_tokens"] - 1, 0))
+    rows["decode_tokens"] = np.where(
+        rows["rounds"] > 0, rows["emitted"], np.maximum(rows["output_tokens"] - 1, 0)
+    )
     rows["asked"] = rows.groupby(["task", "question"], sort=False, observed=True).ngroup()
     rows["unit"] = rows.groupby(_UNIT, sort=False, observed=True).ngroup()
     batches = _batches(rows)
     rows["used"] = batches["used"].to_numpy()[rows["unit"].to_numpy()]
     longest = rows.groupby("unit")["rounds"].idxmax().to_numpy(dtype=np.int64)
-    rows["leader"] = np.isin(np.arange(len(rows)), longest)
-    return Frame(rows, batches, rounds)
+    rows["leader"] = np.isin(np.arange(len(rows)), longest) | rows["served"]
+    rows["pace"] = steadiness.pace(rows)
+    rows["outlier"] = steadiness.outliers(rows)
+    return Frame(rows.drop(columns=["batch", "own"]), batches, rounds, _waits(ordered, rounds))
 
 
 _UNIT = ["method", "task", "turn", "batch_size", "concurrency", "repeat", "attempt", "block", "batch", "own"]
+_NAMES = ("task", "category", "method", "state", "excluded")
+_TEXTS = (*_NAMES, "question", "batch")
+_NUMBERS = ("turn", "batch_size", "repeat", "block", "attempt", "order", "output_tokens")
 _FIRST = ["method", "task", "turn", "batch_size", "concurrency", "repeat", "attempt", "block"]
 _ONCE = ["batch_s", "decode_s", *SPANS, "joules"]
 
@@ -80,59 +98,44 @@ def _position(trial: Trial) -> tuple[Any, ...]:
     return (*where, t.block, t.batch, t.attempt, t.order)
 
 
-def _rows(trials: Sequence[Trial], counts: NDArray[np.int64]) -> pd.DataFrame:
-    same = [(t.agreement or {}).get("same") for t in trials]
-    columns: dict[str, Any] = {
-        name: [getattr(t, name) for t in trials]
-        for name in (
-            "task",
-            "question",
-            "category",
-            "turn",
-            "method",
-            "batch_size",
-            "repeat",
-            "block",
-            "batch",
-        )
-    }
+def _rows(trials: Sequence[Trial], rounds: NDArray[np.int64]) -> pd.DataFrame:
+    agreements = [t.agreement or {} for t in trials]
+    memories = [t.memory or {} for t in trials]
+    columns: dict[str, Any] = {name: [getattr(t, name) for t in trials] for name in (*_TEXTS, *_NUMBERS)}
     columns |= {
-        "own": [t.question if t.batch_size * (t.concurrency or 1) == 1 else "" for t in trials],
+        "own": [t.question if _alone(t) else "" for t in trials],
+        "served": [
+            not _alone(t) and t.batch_size == 1 for t in trials
+        ],  # each at its own time, others beside it
         "concurrency": [t.concurrency or 0 for t in trials],  # 0: not asked for
-        "attempt": [t.attempt for t in trials],
-        "order": [t.order for t in trials],
-        "state": [t.state for t in trials],
-        "output_tokens": [t.output_tokens for t in trials],
-        "rounds": counts,
-        "batch_s": _floats(t.batch_s if t.batch_s is not None else _alone(t) for t in trials),
+        "rounds": rounds,
+        "batch_s": _floats(
+            t.batch_s if t.batch_s is not None or not _alone(t) else t.total_s for t in trials
+        ),
         "prefill_s": _floats(t.prefill_s for t in trials),
         "decode_s": _floats(t.decode_s for t in trials),
         "joules": _floats((t.nvml or {}).get("joules") for t in trials),
-        "lossless": [t.lossless for t in trials],
+        "lossless": _floats(t.lossless for t in trials),
         "failed": [t.error is not None for t in trials],
         "contended": [bool(t.contended) for t in trials],
-        "excluded": [t.excluded for t in trials],
-        "same": _floats(None if s is None else bool(s) for s in same),
-        "first_difference": _floats((t.agreement or {}).get("first_difference") for t in trials),
-        "logit_gap": _floats((t.agreement or {}).get("logit_gap") for t in trials),
+        "throttled": [bool(THROTTLED.intersection(_reasons(t))) for t in trials],
     }
+    columns |= {name: _floats(found.get(name) for found in agreements) for name in AGREEMENT}
+    columns |= {name: _floats(found.get(name) for found in memories) for name in MEMORY}
     columns |= {name: _floats(_span(t, name) for t in trials) for name in SPANS}
-    columns |= {name: _floats((t.memory or {}).get(name) for t in trials) for name in MEMORY}
     frame = pd.DataFrame(columns)
-    for name in (
-        "task",
-        "category",
-        "method",
-        "state",
-        "excluded",
-    ):  # compared often: as numbers, not as text
+    for name in _NAMES:  # compared often: as numbers, not as text
         frame[name] = pd.Categorical(frame[name], categories=sorted(set(frame[name].dropna())))
-    return frame.astype(dict.fromkeys(("question", "batch", "own", "lossless"), object))
+    return frame.astype(dict.fromkeys(("question", "batch", "own"), object))
 
 
-def _alone(trial: Trial) -> float | None:
-    """Seconds of a request that was its own batch, where only its own were recorded."""
-    return trial.total_s if trial.batch_size * (trial.concurrency or 1) == 1 else None
+def _reasons(trial: Trial) -> Sequence[str]:
+    return (trial.nvml or {}).get("throttle_reasons") or ()
+
+
+def _alone(trial: Trial) -> bool:
+    """Whether a request was its own batch."""
+    return trial.batch_size * (trial.concurrency or 1) == 1 and trial.request_rate is None
 
 
 def _span(trial: Trial, name: str) -> float | None:
@@ -148,25 +151,55 @@ def _span(trial: Trial, name: str) -> float | None:
 
 
 def _floats(values: Iterable[float | bool | None]) -> NDArray[np.float64]:
-    array = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    array = np.array(list(values), dtype=np.float64)  # None becomes NaN
     array[~np.isfinite(array)] = math.nan
     return array
 
 
-def _round_columns(trials: Sequence[Trial]) -> tuple[RoundColumns, NDArray[np.int64]]:
+def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
     counts = np.array([len(t.rounds.emitted) for t in trials], dtype=np.int64)
 
-    def flat(name: str, dtype: Any, missing: float) -> NDArray[Any]:
+    def filled(name: str, missing: float) -> Iterator[Sequence[float]]:
         columns = (getattr(t.rounds, name) for t in trials)
-        filled = (
-            column if column is not None and len(column) == count else [missing] * int(count)
-            for column, count in zip(columns, counts, strict=True)
-        )
-        return np.fromiter(chain.from_iterable(filled), dtype, count=int(counts.sum()))
+        for column, count in zip(columns, counts.tolist(), strict=True):
+            yield column if column is not None and len(column) == count else [missing] * count
 
-    whole = {name: flat(name, np.int64, -1) for name in ("drafted", "depth", "accepted", "emitted")}
-    row = np.repeat(np.arange(len(trials)), counts)
-    return RoundColumns(row=row, **whole, round_s=flat("round_s", np.float64, math.nan)), counts
+    def whole(name: str) -> NDArray[np.int32]:
+        return np.fromiter(chain.from_iterable(filled(name, -1)), np.int32, count=int(counts.sum()))
+
+    drafted, count, with_draft = whole("drafted"), whole("count"), whole("with_draft")
+    told_apart = count < 0
+    return RoundColumns(
+        row=np.repeat(np.arange(len(trials), dtype=np.int32), counts),
+        drafted=drafted,
+        depth=whole("depth"),
+        accepted=whole("accepted"),
+        emitted=whole("emitted"),
+        count=np.where(told_apart, 1, count).astype(np.int32),
+        with_draft=np.where(told_apart & (drafted >= 0), drafted > 0, with_draft).astype(np.int32),
+        round_s=np.concatenate([np.zeros(0), *map(np.asarray, filled("round_s", math.nan))]),
+    )
+
+
+def _waits(trials: Sequence[Trial], rounds: RoundColumns) -> RoundColumns:
+    """What a streaming client waits for: the events of engines, elsewhere the rounds."""
+    seen = [bool(t.arrivals and len(t.arrivals["at_s"]) > 1) for t in trials]
+    if not any(seen):
+        return rounds
+    parts = [rounds.of(~np.array(seen))]
+    for row, trial in enumerate(trials):
+        if seen[row]:
+            assert trial.arrivals is not None
+            seconds = np.diff(np.asarray(trial.arrivals["at_s"], dtype=np.float64))
+            tokens = np.array(
+                [1 if count is None else count for count in trial.arrivals["tokens"][1:]], np.int32
+            )
+            unknown, one = np.full(len(tokens), -1, np.int32), np.ones(len(tokens), np.int32)
+            where = np.full(len(tokens), row, np.int32)
+            parts.append(
+                RoundColumns(where, unknown, unknown, unknown, tokens, one, unknown, np.maximum(seconds, 0))
+            )
+    return RoundColumns(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 def _batches(rows: pd.DataFrame) -> pd.DataFrame:
@@ -174,6 +207,8 @@ def _batches(rows: pd.DataFrame) -> pd.DataFrame:
     grouped = rows.groupby("unit", sort=True)
     batches = grouped[_FIRST].first()
     batches[_ONCE] = grouped[_ONCE].max()  # repeated on the batch's rows; decode lasts as its longest row's
+    served = grouped["served"].all()  # their requests wait at the same time, not one for all
+    batches["decode_s"] = batches["decode_s"].where(~served, grouped["decode_s"].sum(min_count=1))
     batches["passes"] = grouped["rounds"].max()
     batches[["tokens", "decode_tokens"]] = grouped[["output_tokens", "decode_tokens"]].sum()
     batches["category"] = _shared(rows)

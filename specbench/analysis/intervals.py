@@ -6,7 +6,8 @@ batches, the batch of questions. All columns of a cluster move together, which m
 
 The interval is the bootstrap-t on the log ratio: each resample is studentised by its own delta-method
 standard error, so that skewed costs (a few questions that accept nearly everything) move the interval to
-where the truth is. At 20 questions percentile and BCa cover 89-90%, this 92-94% (tests/test_intervals.py).
+where the truth is. Over simulated runs it covers the truth 93-95% of the time at 20, 80 and 480 questions, where the
+percentile bootstrap covers 91-93% at 20 (`python tests/simulator.py` prints the study).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from specbench.analysis.frame import RoundColumns
 from specbench.analysis.intervals import RATIO, UNKNOWN, ratio_of_sums, sums_by
 
+PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
 
 def acceptance(rounds: RoundColumns, cluster_of_row: NDArray[np.int64]) -> dict[str, Any]:
     """The acceptance fields of a summary row.
@@ -34,22 +36,28 @@ def acceptance(rounds: RoundColumns, cluster_of_row: NDArray[np.int64]) -> dict[
     }
     if len(rounds.row) == 0:
         return fields
-    emitted = np.stack([rounds.emitted, np.ones_like(rounds.emitted)], axis=1)
+    emitted = np.stack([rounds.emitted, rounds.count], axis=1).astype(np.float64)
     fields["tau"] = ratio_of_sums(sums_by(cluster_of_row[rounds.row], emitted), RATIO)
-    if (rounds.drafted < 0).any() or (rounds.accepted < 0).any():  # an engine that tells only tokens
+    if (rounds.accepted < 0).any():  # an engine that tells only tokens
         return fields
-    with_draft = rounds.drafted > 0
-    fields["alpha"] = float(rounds.accepted.mean())
-    fields["accepted_histogram"] = np.bincount(rounds.accepted).tolist()
-    if with_draft.any():
-        fields["tau_drafted"] = float(rounds.emitted[with_draft].mean())
+    fields["alpha"] = float(rounds.accepted.sum() / rounds.count.sum())
+    if ((rounds.count == 1) | (rounds.accepted == 0)).all():
+        fields["accepted_histogram"] = _histogram(rounds)
+    if (rounds.with_draft >= 0).all() and rounds.with_draft.any():
+        without = rounds.count - rounds.with_draft  # a round without a draft emits one token
+        fields["tau_drafted"] = float((rounds.emitted - without).sum() / rounds.with_draft.sum())
+    if (rounds.drafted >= 0).all() and rounds.drafted.any():
         fields["acceptance_rate"] = float(rounds.accepted.sum() / rounds.drafted.sum())
     if (rounds.depth >= 0).all():
         fields |= by_position(rounds.accepted, rounds.depth)
     return fields
 
 
-def by_position(accepted: NDArray[np.int64], depth: NDArray[np.int64]) -> dict[str, list[float | None]]:
+def _histogram(rounds: RoundColumns) -> list[int]:
+    return np.bincount(rounds.accepted, weights=rounds.count).astype(int).tolist()
+
+
+def by_position(accepted: NDArray[np.integer], depth: NDArray[np.integer]) -> dict[str, list[float | None]]:
     """Acceptance by position, unconditional and conditional; None where no round could be counted."""
     deepest = int(depth.max(initial=0))
     unconditional: list[float | None] = []
@@ -63,10 +71,21 @@ def by_position(accepted: NDArray[np.int64], depth: NDArray[np.int64]) -> dict[s
     return {"acceptance_by_position": unconditional, "conditional_by_position": conditional}
 
 
-def round_percentiles(seconds: NDArray[np.float64]) -> dict[str, float | None]:
-    """{p50, p95, p99} of the rounds' seconds; each round of a batch once."""
-    known = seconds[np.isfinite(seconds)]
-    if len(known) == 0:
-        return {"p50": None, "p95": None, "p99": None}
-    p50, p95, p99 = np.percentile(known, [50, 95, 99])
-    return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
+def gaps(rounds: RoundColumns) -> dict[str, float | None]:
+    """{p50, p95, p99} of the seconds before each decoded token, as a streaming client sees them.
+
+    A round's tokens arrive together: its first one waits for the whole round, the others not at all. So with
+    two tokens a round the median gap is 0, and the tail is what tells how evenly text appears.
+    """
+    timed = np.isfinite(rounds.round_s) & (rounds.emitted > 0)
+    return percentiles(rounds.round_s[timed], zeros=int((rounds.emitted[timed] - 1).sum()))
+
+
+def percentiles(values: NDArray[np.float64], zeros: int = 0) -> dict[str, float | None]:
+    """{p50, p95, p99} of the known `values` (not negative) and of as many `zeros` beside them."""
+    known = np.sort(values[np.isfinite(values)])
+    if len(known) + zeros == 0:
+        return dict.fromkeys(PERCENTILES)
+    places = np.array(list(PERCENTILES.values())) * (len(known) + zeros - 1)
+    found = np.interp(places - zeros, np.arange(-1, len(known)), np.concatenate([[0.0], known]))
+    return dict(zip(PERCENTILES, found.tolist(), strict=True))

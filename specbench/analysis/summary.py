@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pandas as pd
 
-from specbench.analysis import caution, estimates
+from specbench.analysis import caution, estimates, run_caution
+from specbench.analysis.break_even import break_even
+from specbench.analysis.closed_form import closed_form
+from specbench.analysis.definitions import DEFINITIONS
 from specbench.analysis.extract import run_extract
 from specbench.analysis.frame import Frame, RoundColumns, build
-from specbench.analysis.rounds import acceptance, round_percentiles
+from specbench.analysis.rounds import acceptance, gaps, percentiles
 
 if TYPE_CHECKING:
     from specbench.store import Trial
 
 SCHEMA = 1
-BASELINE = "vanilla"
+FIELDS = tuple(DEFINITIONS)
+BASELINE, AGAIN = "vanilla", "vanilla-again"
 OVERALL = "overall"
 
 
@@ -32,13 +36,18 @@ class RunData(Protocol):
     def trials(self) -> Sequence[Trial]: ...
 
 
+# Pandas keeps text in pyarrow where that is installed, which takes no lone surrogate; here nothing depends on it.
+@pd.option_context("mode.string_storage", "python")
 def summarise(runs: Sequence[RunData]) -> dict[str, Any]:
-    """The summary object: `schema`, `runs`, `warnings` and `rows`, of plain JSON values; unknown is None.
+    """The summary object: `schema`, `runs`, `warnings`, `rows` and `break_even`, of plain JSON values.
 
-    Times are seconds, memory bytes, shares and rates fractions of 1. Intervals are 95%. The same trials give
-    the same summary whatever their order.
+    Unknown is None. What the fields of a row mean is in `definitions`. Times are seconds, memory bytes, shares
+    and rates fractions of 1. Intervals are 95%. The same trials give the same summary whatever their order.
     """
     summary: dict[str, Any] = {"schema": SCHEMA, "runs": [], "warnings": [], "rows": []}
+    summary["warnings"] += run_caution.between_runs(
+        {_name(run, i): run.manifest for i, run in enumerate(runs)}
+    )
     for index, run in enumerate(runs):
         name = _name(run, index)
         summary["runs"].append(run_extract(run.manifest, name))
@@ -46,6 +55,7 @@ def summarise(runs: Sequence[RunData]) -> dict[str, Any]:
             rows, warnings = _summarise_run(run, name)
             summary["rows"] += rows
             summary["warnings"] += warnings
+    summary["break_even"] = list(break_even(summary["rows"], OVERALL, (BASELINE, AGAIN)))
     return summary
 
 
@@ -60,6 +70,7 @@ class _Group:
     units: pd.DataFrame  # batches that count
     pairs: pd.DataFrame
     rounds: RoundColumns  # of rows that count
+    waits: RoundColumns  # of rows that count
     cluster_of_row: np.ndarray
     fixed: dict[str, Any]  # fields that are the method's, not the task's: memory
 
@@ -67,7 +78,7 @@ class _Group:
 def _summarise_run(run: RunData, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     frame = build(run.trials)
     told = getattr(run, "warnings", ())
-    warnings = caution.run_warnings(run.manifest, name, _answered(frame), told)
+    warnings = run_caution.run_warnings(run.manifest, name, _answered(frame), told, BASELINE)
     rows: list[dict[str, Any]] = []
     tasks = _in_order(frame.rows, "task")
     for group in _groups(frame):
@@ -110,6 +121,7 @@ def _groups(frame: Frame) -> Iterator[_Group]:
                 units,
                 estimates.join(units, used[used["method"] == BASELINE]),
                 frame.rounds.of(counted),
+                frame.waits.of(counted),
                 cluster_of_row,
                 estimates.memory(rows[mine], baseline),
             )
@@ -132,9 +144,13 @@ def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, 
     used = rows[rows["used"]]
     fields = acceptance(rounds, group.cluster_of_row)
     fields |= estimates.counts(rows) | estimates.speed(pairs) | estimates.cost(used, units)
-    fields |= estimates.physics(pairs, fields["tau"]) | estimates.agreement(used) | group.fixed
+    overhead = estimates.draft_overhead(pairs)
+    fields |= estimates.physics(pairs, fields["tau"], fields["decode_speedup"], overhead)
+    fields |= closed_form(rounds, fields["alpha"], overhead)
+    fields |= estimates.agreement(used) | group.fixed
     once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
-    fields["round_s"] = round_percentiles(rounds.round_s[once])
+    waits = gaps(_rounds_of(group.waits, rows))
+    fields |= {"round_s": percentiles(rounds.round_s[once]), "itl_s": waits}
     head = {
         "run": run,
         "method": group.method,
@@ -183,39 +199,3 @@ def _in_order(rows: pd.DataFrame, column: str, tie: str = "block") -> list[str]:
 def _name(run: RunData, index: int) -> str:
     path = getattr(run, "path", None)
     return str(run.manifest.get("name") or getattr(path, "name", None) or f"run-{index + 1}")
-
-
-FIELDS = (
-    *(
-        "run",
-        "method",
-        "state",
-        "task",
-        "category",
-        "batch_size",
-        "concurrency",
-        "prompts",
-        "trials",
-        "failed",
-    ),
-    *("excluded", "tokens", "tau", "tau_drafted", "alpha", "acceptance_rate", "acceptance_by_position"),
-    *("conditional_by_position", "accepted_histogram", "speedup", "decode_speedup", "geomean_speedup"),
-    *(
-        "spec_bench_speedup",
-        "predicted_speedup",
-        "free_draft_limit",
-        "roofline_limit",
-        "tokens_per_s",
-        "ttft_s",
-    ),
-    *("tpot_s", "round_s", "draft_share", "verify_share", "accept_share", "other_share", "verify_inflation"),
-    *(
-        "weights_bytes",
-        "kv_bytes",
-        "peak_bytes",
-        "memory_overhead_bytes",
-        "joules_per_token",
-        "roofline_share",
-    ),
-    *("lossless", "identical", "compared", "near_ties", "first_difference_median"),
-)

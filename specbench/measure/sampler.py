@@ -14,9 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from specbench.measure.nvml import Gpu, Sample
-
-THROTTLED = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
-"""Reasons that make a trial worthless. A power cap is listed, but it is how a busy GPU normally runs."""
+from specbench.thresholds import THROTTLED
 
 KEPT = 36_000
 """Samples held: an hour at 10 Hz. Windows are asked for right after their trial."""

@@ -1,0 +1,9 @@
+"""What a reading must reach to count, for those who measure and those who analyse alike."""
+
+from __future__ import annotations
+
+NEAR_TIE = 1e-3
+"""A gap of the target's top two logits up to this is a tie that rounding decides."""
+
+THROTTLED = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
+"""Reasons of NVML that make a trial worthless. A power cap is listed, but it is how a busy GPU normally runs."""
