@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from report_run import hostile
 from rich.console import Console
 from trial_factory import FakeRun, block, blocks, spread
 from typer.testing import CliRunner
@@ -20,7 +21,8 @@ from specbench.analysis.summary import FIELDS, summarise
 from specbench.cli import report as command
 from specbench.errors import SpecbenchError
 from specbench.report import FORMATS, words
-from specbench.report.markdown import command_line, escape
+from specbench.report.markdown import escape
+from specbench.report.provenance import command_line
 from specbench.report.terminal import render
 from specbench.store import RunStore, Trial
 
@@ -64,7 +66,7 @@ def markdown(trials: list[Trial], **fields: object) -> str:
 
 
 def test_formats_are_found_by_file() -> None:
-    assert sorted(FORMATS) == ["csv", "json", "md", "svg"]
+    assert set(FORMATS) >= {"csv", "html", "json", "md", "parquet", "svg", "trials-csv"}
     folder = Path(sys.modules["specbench.report"].__file__ or "").parent
     assert {path.stem for path in folder.glob("*.py")} >= {"csv", "json", "markdown"}
 
@@ -96,11 +98,14 @@ def test_csv_has_a_line_a_row_and_flat_columns() -> None:
     assert {"speedup_low", "speedup_high", "round_s_p99", "tau_low"} < set(fast)
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx", " =1", "＝1", "\x1b[31m", "a\x1b"]
+)
 def test_csv_texts_are_no_formulas(text: str) -> None:
     summary = summarise([FakeRun(block("q1", 0, {"vanilla": {}}, task=text), manifest())])
     rows = list(csv.DictReader(io.StringIO(FORMATS["csv"].render(summary, []), newline="")))
-    assert rows[0]["task"] == "'" + text.replace("\r", " ")
+    hidden = text.replace("\r", " ").replace("\t", " ").replace("\x1b", "\\x1b")
+    assert rows[0]["task"] == ("" if "\x1b" in text else "'") + hidden
 
 
 def test_csv_numbers_stay_numbers() -> None:
@@ -129,10 +134,10 @@ def test_markdown_escapes_all_text() -> None:
     assert "](" not in body.replace("\\](", "")
     assert not re.search(r"(?<!\\)`", body)
     assert "\n# head" not in body
-    for line in body.splitlines():
-        if line.startswith("|"):
-            cells = len(re.findall(r"(?<!\\)\|", line))
-            assert cells in (3, 6, 17, 18), line
+    tables = re.findall(r"(?:^\|.*\n)+", body, flags=re.MULTILINE)
+    assert len(tables) >= 6
+    for found in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in found.splitlines()}) == 1, found
 
 
 def test_markdown_escape_keeps_intervals_readable_but_no_links() -> None:
@@ -147,7 +152,7 @@ def test_markdown_says_the_verdict_first() -> None:
     assert lines[2].startswith(
         "- fast makes tiny 2.00x faster end to end [2.00, 2.00] over 3 tasks; output identical"
     )
-    assert lines[2].endswith("on 6 of 6.")
+    assert lines[2].endswith("on 6 of 6.")  # no task has an interval, so none is the best
     text = "\n".join(lines)
     for part in (
         "bonus included",
@@ -253,6 +258,34 @@ def test_categories_stand_under_their_task_once_they_say_something() -> None:
     assert "spec / math" in markdown(trials)
 
 
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"json", "parquet"}))
+def test_no_format_prints_hidden_characters(name: str) -> None:
+    """An escape sequence rewrites a terminal, a direction override the line around it. Data files keep them."""
+    one = hostile()
+    text = FORMATS[name].render(summarise([one]), [one])
+    assert isinstance(text, str)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "\\u202e" in text
+    assert text.encode()
+
+
+def test_json_holds_any_text() -> None:
+    one = hostile()
+    summary = summarise([one])
+    text = FORMATS["json"].render(summary, [one])
+    assert isinstance(text, str)
+    assert json.loads(text.encode()) == summary
+
+
+def test_terminal_prints_hidden_characters_as_text() -> None:
+    one = hostile()
+    out = io.StringIO()
+    Console(width=120, file=out, force_terminal=False).print(render(summarise([one]), 120))
+    assert "\x1b" not in out.getvalue()
+    assert "\u202e" not in out.getvalue()
+    out.getvalue().encode()
+
+
 def test_nothing_measured() -> None:
     assert "nothing was measured" in printed([], 80)
     assert "Nothing was measured." in markdown([])
@@ -285,7 +318,28 @@ def test_numbers() -> None:
 
 
 def test_command_line_is_ready_for_a_shell() -> None:
-    assert command_line(["/x/bin/specbench", "run", "--name", "a b"]) == "specbench run --name 'a b'"
+    assert command_line(["/x/bin/specbench", "run", "--task", "a b"]) == "specbench run --task 'a b'"
+    assert command_line(["specbench", "\x1b[31m"]) == "specbench '\\x1b[31m'"
+
+
+def test_the_command_to_reproduce_measures_again() -> None:
+    """Under its old name it would resume the run, and measure nothing."""
+    argv = [
+        "specbench",
+        "run",
+        "--name",
+        "old",
+        "--limit",
+        "5",
+        "--fresh",
+        "--name=x",
+        "--output",
+        "o",
+        "--seed",
+        "1",
+    ]
+    assert command_line(argv) == "specbench run --limit 5 --seed 1"
+    assert "specbench run --limit 5 --seed 1" in markdown(small().trials, argv=argv)
 
 
 @pytest.fixture
@@ -315,24 +369,38 @@ def test_report_writes_each_format_and_prints_where(app: typer.Typer, tmp_path: 
     assert "fast makes tiny" in written[2].read_text()
 
 
-def test_report_defaults_to_markdown_of_the_newest_run(app: typer.Typer, tmp_path: Path) -> None:
+def test_report_defaults_to_html_of_the_newest_run(app: typer.Typer, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report"])
-    assert done.output.strip() == str(Path("reports") / "b" / "report.md")
-    assert (tmp_path / "reports" / "b" / "report.md").exists()
+    assert done.output.strip() == str(Path("reports") / "b" / "report.html")
+    assert (tmp_path / "reports" / "b" / "report.html").exists()
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_figures_are_written_on_request(app: typer.Typer, tmp_path: Path, kind: str, begins: bytes) -> None:
+    options = ["report", "a", "--format", "md", "--figures", kind, "--output", str(tmp_path)]
+    assert CliRunner().invoke(app, options).exit_code == 0
+    written = {path.name: path.read_bytes() for path in (tmp_path / "a" / "figures").iterdir()}
+    assert {f"speedup.{kind}", f"tokens-per-round.{kind}", f"acceptance.{kind}"} <= set(written)
+    assert all(content.startswith(begins) for content in written.values())
+    assert CliRunner().invoke(app, options).exit_code == 0
+    assert all(
+        (tmp_path / "a" / "figures" / name).read_bytes() == content for name, content in written.items()
+    )
 
 
 def test_report_to_standard_output_and_of_several_runs(app: typer.Typer, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", "a", "b", "--format", "json", "--output", "-"])
     assert [run["name"] for run in json.loads(done.output)["runs"]] == ["a", "b"]
-    done = CliRunner().invoke(app, ["report", "a", "b", "--output", str(tmp_path)])
+    done = CliRunner().invoke(app, ["report", "a", "b", "--format", "md", "--output", str(tmp_path)])
     assert (tmp_path / "a+1" / "report.md").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--format", "html"], "HTML report is not part of this version"),
-        (["--format", "pdf"], "no such format"),
+        (["--format", "pdf"], "--format pdf: no such format"),
+        (["--figures", "gif"], "--figures gif: no such format"),
+        (["--figures", "png", "--output", "-"], "one --format"),
         (["nowhere"], "there is no run 'nowhere'"),
         (["--format", "md", "--format", "csv", "--output", "-"], "one --format"),
         (["--output", "/proc/nowhere"], "cannot write"),

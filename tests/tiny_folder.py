@@ -150,15 +150,17 @@ class Workplace:
 
 @contextlib.contextmanager
 def quiet_machine() -> Iterator[None]:
-    """The processor probe sees no competitor, whatever this machine does; garbage is not looked for long."""
-    from specbench import runner
+    """The processor probe sees no competitor, whatever this machine does; garbage is not looked for long, and a
+    run draws no figures."""
+    from specbench import runner, session
     from specbench.measure.cpu import CpuProbe
 
     real = CpuProbe.stop
     calm = mock.patch.object(CpuProbe, "stop", lambda self, *a: replace(real(self, *a), contended=False))
+    brief = mock.patch.object(session, "RUN_REPORTS", ("md",))
     gc.freeze()
     try:
-        with calm, mock.patch.object(runner, "settled_heap", contextlib.nullcontext):
+        with calm, brief, mock.patch.object(runner, "settled_heap", contextlib.nullcontext):
             yield
     finally:
         gc.unfreeze()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from specbench.errors import SpecbenchError
 
-LATER = {"html": "the HTML report is not part of this version"}
+PICTURES = ("png", "svg")
 
 
 def register(app: typer.Typer) -> None:
@@ -22,39 +23,61 @@ def report(
         typer.Argument(metavar="[RUN]", help="Run names or folders. Default: the newest."),
     ] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="md, json, csv or svg; may be repeated. Default: md.")
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="html, md, leaderboard, csv, json, svg (the table as a picture); of trials: trials-csv, parquet. "
+            "May be repeated. Default: html.",
+        ),
+    ] = None,
+    figures: Annotated[
+        str | None, typer.Option("--figures", metavar="png|svg", help="Write the figures as files too.")
     ] = None,
     output: Annotated[
         str, typer.Option("--output", help="Folder for the reports; - prints to standard output.")
     ] = "reports",
     results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = Path("results"),
 ) -> None:
-    """Render runs as Markdown, JSON, CSV or SVG into REPORTS/<run>/, and print where."""
+    """Render runs as HTML, Markdown, CSV, JSON, … into REPORTS/<run>/, and print where."""
     from specbench.analysis.summary import summarise
     from specbench.report import FORMATS
     from specbench.store import find_runs, read_run
 
-    wanted = [_known(name, list(FORMATS)) for name in dict.fromkeys(formats or ["md"])]
-    if output == "-" and len(wanted) > 1:
-        raise SpecbenchError(
-            "--output - takes one --format", "name one format, or a folder to hold all of them"
-        )
+    wanted = [_known("--format", name, list(FORMATS)) for name in dict.fromkeys(formats or ["html"])]
+    picture = None if figures is None else _known("--figures", figures, PICTURES)
+    if output == "-" and (len(wanted) > 1 or picture):
+        raise SpecbenchError("--output - takes one --format", "give a folder to hold more than one file")
     read = [read_run(path) for path in find_runs(results, runs or [])]
     summary = summarise(read)
-    names = [run["name"] for run in summary["runs"]]
+    folder = Path(output) / folder_name([run["name"] for run in summary["runs"]])
     for name in wanted:
-        text = FORMATS[name].render(summary, read)
+        content = FORMATS[name].render(summary, read)
         if output == "-":
-            typer.echo(text, nl=False)
+            typer.echo(content, nl=False)
         else:
-            typer.echo(str(write(Path(output) / folder_name(names) / FORMATS[name].filename, text)))
+            typer.echo(str(write(folder / FORMATS[name].filename, content)))
+    for path, picture_bytes in _pictures(summary, read, picture) if picture else ():
+        typer.echo(str(write(folder / "figures" / path, picture_bytes)))
 
 
-def _known(name: str, known: list[str]) -> str:
+def _pictures(summary: dict[str, Any], runs: Sequence[Any], kind: str) -> Iterator[tuple[str, bytes]]:
+    """(file name, content) of every figure; where the report has several parts, their number stands in front."""
+    from specbench.report import figures
+    from specbench.report.figures import style
+
+    save = style.png if kind == "png" else style.svg
+    scenes = list(figures.scenes(summary, runs))
+    with style.styled():
+        for number, scene in enumerate(scenes, 1):
+            part = f"{number}-" if len(scenes) > 1 else ""
+            for drawn in figures.draw(scene):
+                yield f"{part}{drawn.drawing.name}.{kind}", save(drawn.figure)
+
+
+def _known(option: str, name: str, known: Sequence[str]) -> str:
     if name in known:
         return name
-    message = f"--format {name}: {LATER.get(name, 'no such format')}"
-    raise SpecbenchError(message, f"use one of: {', '.join(sorted(known))}")
+    raise SpecbenchError(f"{option} {name}: no such format", f"use one of: {', '.join(sorted(known))}")
 
 
 def folder_name(names: list[str]) -> str:
@@ -63,11 +86,11 @@ def folder_name(names: list[str]) -> str:
     return safe if len(names) == 1 else f"{safe}+{len(names) - 1}"
 
 
-def write(path: Path, text: str) -> Path:
+def write(path: Path, content: str | bytes) -> Path:
     """Write a report, its folder made where it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         why = error.strerror or str(error)
         raise SpecbenchError(f"cannot write {path}: {why}", "give a writable folder with --output") from error

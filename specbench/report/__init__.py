@@ -1,4 +1,4 @@
-"""Renderings of a summary: terminal table, Markdown, CSV, JSON.
+"""Renderings of a summary: terminal table, HTML, Markdown, CSV, JSON, pictures; of its trials: CSV, Parquet.
 
 A format is one file here that holds `FORMAT = Format(...)`; nothing else names it. The same summary gives the
 same bytes. All text from models, files and the command line is escaped by the format that prints it.

@@ -17,10 +17,11 @@ class Format:
     Args:
         name: as spelled in `--format NAME`.
         filename: of the file written into the report's folder.
-        render: (summary, runs) to the file's text. `runs` are the summarised runs with their trials, for
-            formats that show more than the summary; what stands in a table comes from the summary alone.
+        render: (summary, runs) to the file's text, or its bytes. `runs` are the summarised runs with their
+            trials, for formats that show more than the summary; what stands in a table comes from the summary
+            alone.
     """
 
     name: str
     filename: str
-    render: Callable[[Summary, Sequence[Any]], str]
+    render: Callable[[Summary, Sequence[Any]], str | bytes]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specbench.report.base import Format, Row, Summary
+from specbench.report.plain import plain
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet would run
+# What a spreadsheet would run (OWASP, "CSV injection"), the full-width spellings that some accept with it.
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
@@ -19,24 +21,29 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     and machine of the row's run follow at the end.
     """
     runs_by_name = {run["name"]: run for run in summary["runs"]}
-    lines = [dict(_flat(row, runs_by_name.get(row["run"], {}))) for row in summary["rows"]]
+    return lines(dict(_flat(row, runs_by_name.get(row["run"], {}))) for row in summary["rows"])
+
+
+def lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """CSV of records that all have the same fields, which are the heading; nothing for no records."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    if lines:
-        writer.writerow(lines[0])
-        writer.writerows(line.values() for line in lines)
+    for number, record in enumerate(records):
+        if number == 0:
+            writer.writerow(record)
+        writer.writerow(map(cell, record.values()))
     return out.getvalue()
 
 
-def _flat(row: Row, run: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _flat(row: Row, run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if isinstance(value, dict):
             for part, number in value.items():
-                yield (name if part == "point" else f"{name}_{part}"), cell(number)
+                yield (name if part == "point" else f"{name}_{part}"), number
         else:
-            yield name, cell(value)
+            yield name, value
     for name in ("target", "random_weights", "machine"):
-        yield name, cell(run.get(name))
+        yield name, run.get(name)
 
 
 def cell(value: Any) -> str:
@@ -51,8 +58,8 @@ def cell(value: Any) -> str:
         return " ".join(cell(item) or "nan" for item in value)
     if not isinstance(value, str):
         return str(value)
-    quote = "'" if value.startswith(FORMULA) else ""
-    return quote + value.replace("\r", " ").replace("\n", " ")
+    quote = "'" if value.lstrip(" ").startswith(FORMULA) else ""
+    return quote + plain(value)
 
 
 FORMAT = Format("csv", "report.csv", render)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specbench.report import words
+from specbench.report import provenance, words
 from specbench.report.base import Format, Row, Summary
-from specbench.report.columns import COLUMNS
+from specbench.report.columns import COLUMNS, GROUPS, MAIN, Column, definitions, known
+from specbench.report.plain import plain
 from specbench.report.words import Section
 
 INTERVAL = r"\[\d+\.\d\d, \d+\.\d\d\](?![(\[:])"  # is no link, and reads better unescaped
 SPECIAL = re.compile(INTERVAL + r"|[\\`*_{}\[\]#|~$!]")
-CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
 
 def escape(text: Any) -> str:
     """Text that stays text in Markdown: one line, no markup, no HTML, no cell of its own."""
-    line = CONTROL.sub(" ", str(text))
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return SPECIAL.sub(lambda match: match[0] if len(match[0]) > 1 else "\\" + match[0], line)
 
 
@@ -29,12 +27,15 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     names = ", ".join(escape(run["name"]) for run in summary["runs"])
     sections = list(words.sections(summary))
     parts = [f"# Speculative decoding: {names}", "\n".join(_verdicts(sections)) or "Nothing was measured."]
+    if summary.get("break_even"):
+        said = (f"{words.break_even(entry, escape)}." for entry in summary["break_even"])
+        parts += ["## Break-even", "\n".join(f"- {text}" for text in said)]
     several = len(sections) > 1
     for section in sections:
         parts += _tables(section, several)
     parts += _warnings(summary)
     if sections:
-        parts += ["## How to read the tables", "\n".join(_definitions())]
+        parts += ["## How to read the tables", "\n".join(_definitions(summary["rows"]))]
     for run in summary["runs"]:
         parts += _provenance(run)
     return "\n\n".join(parts) + "\n"
@@ -42,67 +43,87 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
 
 def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
     for section in sections:
-        suffix = section.title.partition(", ")[2]
+        setting = ", ".join(section.setting)
         for row in section.overall:
-            if row["method"] != words.BASELINE:
-                sentence = words.verdict(row, section, escape)
-                yield f"- {sentence}{f' ({escape(suffix)})' if suffix else ''}."
+            if row["method"] == words.BASELINE:
+                continue
+            verdict, extremes = words.verdict(row, section, escape), words.extremes(row, section, escape)
+            where = f" ({escape(setting)})" if setting else ""
+            yield f"- {verdict}{where}.{f' {words.sentence(extremes)}' if extremes else ''}"
 
 
 def _tables(section: Section, several: bool) -> Iterator[str]:
     name = f"{escape(section.run['name'])}: " if several else ""
     yield f"## {name}{escape(section.title)}"
-    tasks = section.tasks
-    where = escape(tasks[0]) if len(tasks) == 1 else f"all {len(tasks)} tasks"
-    yield f"### Overall ({where})"
-    headings = ["method", "prompts", *(column.title for column in COLUMNS)]
-    yield table(headings, [[row["method"], str(row["prompts"]), *_cells(row)] for row in section.overall])
+    yield f"### Overall ({escape(section.where)})"
+    yield _numbers(section.overall, MAIN, places=False)
     if len(section.places) > 1:
-        yield from _by_task(section, headings)
+        yield from _by_task(section)
     positions = list(_positions(section.overall))
     if positions:
         deepest = max(len(cells) for cells in positions) - 1
         yield "### Acceptance by position (share of the rounds whose draft was that deep)"
         heads = ["method", *map(str, range(1, deepest + 1))]
         yield table(heads, [cells + [""] * (deepest + 1 - len(cells)) for cells in positions])
+    yield from _more(section)
 
 
-def _by_task(section: Section, headings: list[str]) -> Iterator[str]:
+def _numbers(rows: Sequence[Row], columns: Iterable[Column], places: bool) -> str:
+    """A line a row; columns in which nothing is known are left out."""
+    shown = known(columns, rows)
+    heads = [*(["task"] if places else []), "method", "prompts", *(column.title for column in shown)]
+    lines = (
+        [
+            *([words.place(row["task"], row["category"])] if places else []),
+            row["method"],
+            str(row["prompts"]),
+            *(column.cell(row) for column in shown),
+        ]
+        for row in rows
+    )
+    return table(heads, lines, texts=2 if places else 1)
+
+
+def _by_task(section: Section) -> Iterator[str]:
     """The speedups as a matrix, then everything, folded away where HTML is rendered."""
-    methods = [row["method"] for row in section.overall if row["method"] != words.BASELINE]
     rows = {(row["task"], row["category"], row["method"]): row for row in section.parts}
     yield "### Speedup by task (end to end)"
     yield table(
-        ["task", *methods],
+        ["task", *section.methods],
         [
             [
-                _label(*place),
-                *(words.speedup(row) if (row := rows.get((*place, m))) else words.NONE for m in methods),
+                words.place(*place),
+                *(
+                    words.speedup(row) if (row := rows.get((*place, m))) else words.NONE
+                    for m in section.methods
+                ),
             ]
             for place in section.places
         ],
     )
-    found = [
-        row for place in section.places for row in section.parts if (row["task"], row["category"]) == place
-    ]
-    yield "<details><summary>All numbers by task</summary>"
-    yield table(
-        ["task", *headings],
-        [
-            [_label(row["task"], row["category"]), row["method"], str(row["prompts"]), *_cells(row)]
-            for row in found
-        ],
-        texts=2,
-    )
-    yield "</details>"
+    ordered = [rows[(*place, m)] for place in section.places for m in _all(section) if (*place, m) in rows]
+    yield from _folded("More numbers by task", [_numbers(ordered, MAIN, places=True)])
 
 
-def _cells(row: Row) -> list[str]:
-    return [column.cell(row) for column in COLUMNS]
+def _all(section: Section) -> list[str]:
+    return [row["method"] for row in section.overall]
 
 
-def _label(task: str, category: str | None) -> str:
-    return task if category is None else f"{task} / {category}"
+def _more(section: Section) -> Iterator[str]:
+    """What the first table has no room for, by what it is about."""
+    tables = []
+    for group, title in GROUPS.items():
+        columns = known([c for c in COLUMNS if c.group == group and not c.main], section.overall)
+        if columns:
+            tables.append(f"**{title}**\n\n{_numbers(section.overall, columns, places=False)}")
+    yield from _folded(f"More numbers overall ({escape(section.where)})", tables)
+
+
+def _folded(title: str, parts: Sequence[str]) -> Iterator[str]:
+    if parts:
+        yield f"<details><summary>{title}</summary>"
+        yield from parts
+        yield "</details>"
 
 
 def _positions(rows: Iterable[Row]) -> Iterator[list[str]]:
@@ -134,46 +155,17 @@ def _warning(warning: dict[str, Any], several: bool) -> str:
     return f"- **{escape(warning['code'])}**{run}: {message}. What to do: {cure}."
 
 
-def _definitions() -> Iterator[str]:
-    for column in COLUMNS:
-        yield f"- **{escape(column.title)}**: {escape(column.meaning)}."
+def _definitions(rows: Sequence[Row]) -> Iterator[str]:
+    for title, _, meaning in definitions(known(COLUMNS, rows)):
+        yield f"- **{escape(title)}**: {escape(meaning)}"
     yield f"- {words.NONE} means unknown or not applicable. Intervals are 95%."
 
 
 def _provenance(run: dict[str, Any]) -> Iterator[str]:
     yield f"## Run {escape(run['name'])}"
-    facts = {"target": run.get("target"), **(run.get("target_details") or {})}
-    facts |= {f"drafter of {method}": name for method, name in (run.get("drafters") or {}).items()}
-    facts |= {key: run.get(key) for key in ("machine", "start", "end", "seed")}
-    facts |= {f"git {key}": value for key, value in _flat(run.get("git"))}
-    facts |= dict(_flat(run.get("versions")))
-    facts |= {f"config {key}": value for key, value in _flat(run.get("config"))}
-    yield table(
-        ["what", "value"], [[key, _value(value)] for key, value in facts.items() if _value(value)], texts=2
-    )
+    yield table(["what", "value"], provenance.facts(run), texts=2)
     if run.get("argv"):
-        command = "\n".join(["To reproduce:", "", code(command_line(run["argv"]))])
-        yield command
-
-
-def _flat(value: Any) -> Iterable[tuple[str, Any]]:
-    return value.items() if isinstance(value, dict) else [("", value)] if value else []
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "" if value is None or value == {} else str(value)
-
-
-def command_line(argv: Sequence[str] | str) -> str:
-    """The command as typed, ready for a shell."""
-    if isinstance(argv, str):
-        return argv
-    typed = [str(word) for word in argv]
-    if typed and typed[0].endswith(("/specbench", "__main__.py")):
-        typed[0] = "specbench"
-    return shlex.join(typed)
+        yield "\n".join(["To reproduce:", "", code(provenance.command_line(run["argv"]))])
 
 
 def code(text: str) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 
 from specbench.report.base import Format, Summary
+from specbench.report.plain import plain
 from specbench.report.terminal import render as table
 
 WIDTH = 104  # columns
@@ -20,7 +21,7 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     """One SVG, without the web fonts rich would load: a picture must not call home."""
     console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(table(summary, WIDTH))
-    names = ", ".join(run["name"] for run in summary["runs"])
+    names = plain(", ".join(run["name"] for run in summary["runs"]))
     svg = console.export_svg(title=f"specbench: {names}", theme=DIMMED_MONOKAI, unique_id="specbench")
     return re.sub(r"@font-face\s*\{[^}]*\}\s*", "", svg) + "\n"
 

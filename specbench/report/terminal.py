@@ -13,6 +13,7 @@ from rich.text import Text
 from specbench.report import words
 from specbench.report.base import Row, Summary
 from specbench.report.columns import COLUMNS, Column
+from specbench.report.plain import plain
 from specbench.report.words import Section
 
 GAP = 2  # blanks between columns; one of them is the box's own divider
@@ -29,7 +30,7 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
     several = len(summary["runs"]) > 1
     for section in words.sections(summary):
         name = f"{section.run['name']}: " if several else ""
-        yield Text(f"{name}{section.title}", style="bold")
+        yield Text(plain(f"{name}{section.title}"), style="bold")
         yield Text("")
         yield _overall(section, width)
         yield Text("")
@@ -41,19 +42,17 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
 
 
 def _overall(section: Section, width: int) -> Table:
-    where = section.tasks[0] if len(section.tasks) == 1 else f"all {len(section.tasks)} tasks"
-    rows = section.overall
-    name_width = min(
-        max(NAME_WIDTH, width // 4), max([len(where), *(cell_len(row["method"]) for row in rows)])
-    )
+    where, rows = plain(section.where), section.overall
+    names = [plain(row["method"]) for row in rows]
+    name_width = min(max(NAME_WIDTH, width // 4), max(map(cell_len, [where, *names])))
     shown = _fitting(rows, width - name_width)
     table = _table()
     table.add_column(Text(where), max_width=name_width, overflow="fold")
     for column in shown:
         table.add_column(Text(column.heading, justify="right"), justify="right", no_wrap=True)
-    for row in rows:
-        cells = (Text(column.cell(row), style=_colour(row) if column.keep == 9 else "") for column in shown)
-        table.add_row(Text(row["method"]), *cells)
+    for name, row in zip(names, rows, strict=True):
+        cells = (Text(column.terse(row), style=_colour(row) if column.keep == 9 else "") for column in shown)
+        table.add_row(Text(name), *cells)
     return table
 
 
@@ -61,7 +60,7 @@ def _fitting(rows: list[Row], width: int) -> list[Column]:
     """The columns that fit, the least important dropped first; columns with nothing known are not shown."""
     widths = {}
     for column in COLUMNS:
-        cells = [column.cell(row) for row in rows]
+        cells = [column.terse(row) for row in rows]
         if column.keep and (column.keep >= 6 or any(cell != words.NONE for cell in cells)):
             widths[column] = GAP + max(cell_len(line) for line in [*column.heading.split("\n"), *cells])
     while sum(widths.values()) > width and len(widths) > 1:
@@ -71,12 +70,12 @@ def _fitting(rows: list[Row], width: int) -> list[Column]:
 
 def _by_task(section: Section, width: int) -> Iterator[RenderableType]:
     """Speedups, a line a task (its categories indented below), a column a method; as many tables as fit."""
-    methods = [row["method"] for row in section.overall if row["method"] != words.BASELINE]
+    methods = section.methods
     cells = {(row["task"], row["category"], row["method"]): row for row in section.parts}
     # A category of too few questions for an interval says nothing a reader could use: it is in the report.
     known = {(task, category) for (task, category, _), row in cells.items() if _has_interval(row)}
     places = [place for place in section.places if place[1] is None or place in known]
-    labels = [task if category is None else f"  {category}" for task, category in places]
+    labels = [plain(task) if category is None else f"  {plain(category)}" for task, category in places]
     label_width = min(NAME_WIDTH, max([len("speedup by task"), *map(cell_len, labels)]))
     cell_width = max([18, *(len(words.speedup(row)) for row in section.parts)])
     per_table = max(1, (width - label_width) // (GAP + cell_width))
@@ -84,7 +83,7 @@ def _by_task(section: Section, width: int) -> Iterator[RenderableType]:
         table = _table()
         table.add_column("speedup by task", max_width=label_width, overflow="fold")
         for method in methods[start : start + per_table]:
-            table.add_column(Text(method, justify="right"), justify="right", overflow="fold")
+            table.add_column(Text(plain(method), justify="right"), justify="right", overflow="fold")
         for (task, category), label in zip(places, labels, strict=True):
             rows = [cells.get((task, category, method)) for method in methods[start : start + per_table]]
             table.add_row(Text(label), *(_speedup(row) for row in rows))
@@ -120,6 +119,6 @@ def _notes(summary: Summary) -> Iterator[Text]:
         few = warning["code"] == FEW
         where = f"{warning['run']}: " if several else ""
         text = Text("note: " if few else "warning: ", style="dim" if few else "yellow")
-        text.append(f"{where}{warning['message']}", style="dim" if few else "default")
-        text.append(f"\n  {warning['cure']}", style="dim")
+        text.append(plain(f"{where}{warning['message']}"), style="dim" if few else "default")
+        text.append(f"\n  {plain(warning['cure'])}", style="dim")
         yield text

@@ -44,9 +44,24 @@ class Section:
         return sorted(places, key=lambda place: (rank[place[0]], place[1] is not None, place[1] or ""))
 
     @property
+    def methods(self) -> list[str]:
+        """All but vanilla, in order."""
+        return [row["method"] for row in self.overall if row["method"] != BASELINE]
+
+    @property
+    def where(self) -> str:
+        """What `overall` is over."""
+        return self.tasks[0] if len(self.tasks) == 1 else f"all {len(self.tasks)} tasks"
+
+    @property
     def title(self) -> str:
         """Target, batch and what else must stand over every table."""
-        words = [self.run.get("target") or "unknown target"]
+        return ", ".join([self.run.get("target") or "unknown target", *self.setting])
+
+    @property
+    def setting(self) -> list[str]:
+        """What else, beside the target, must stand over every table."""
+        words = []
         if self.run.get("random_weights"):
             words.append("RANDOM WEIGHTS, timing only")
         if self.batch_size > 1:
@@ -55,7 +70,7 @@ class Section:
             words.append(f"concurrency {self.concurrency}")
         if any(row["state"] not in (None, "cold") for row in self.rows):
             words.append("some state kept between prompts (warm)")
-        return ", ".join(words)
+        return words
 
 
 def sections(summary: Summary) -> Iterator[Section]:
@@ -68,17 +83,27 @@ def sections(summary: Summary) -> Iterator[Section]:
         yield Section(runs.get(run, {"name": run}), batch_size or 1, concurrency, rows)
 
 
+def place(task: str, category: str | None) -> str:
+    """A task, or a category of it, in one line."""
+    return task if category is None else f"{task} / {category}"
+
+
 def times(value: float | None) -> str:
     """A ratio: `1.12x`."""
     return NONE if value is None else f"{value:.2f}x"
+
+
+def sentence(text: str) -> str:
+    """With a capital, unless that would change a symbol (τ is no T), and a full stop."""
+    return (text[:1].upper() if text[:1].isascii() else text[:1]) + text[1:] + "."
 
 
 def number(value: float | None, digits: int = 2) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
-def percent(value: float | None, digits: int = 0) -> str:
-    return NONE if value is None else f"{value:.{digits}%}"
+def percent(value: float | None, digits: int = 0, signed: bool = False) -> str:
+    return NONE if value is None else f"{value:{'+' if signed else ''}.{digits}%}"
 
 
 def seconds(value: float | None) -> str:
@@ -150,6 +175,44 @@ def verdict(row: Row, section: Section, escape: Callable[[str], str] = str) -> s
     return "; ".join(parts)
 
 
+def extremes(row: Row, section: Section, escape: Callable[[str], str] = str) -> str | None:
+    """The tasks on which the method does best and worst, of those with an interval; None where all read alike."""
+    found = [
+        part
+        for part in section.parts
+        if part["method"] == row["method"] and part["category"] is None and part["speedup"]["low"] is not None
+    ]
+    found.sort(key=lambda part: part["speedup"]["point"])
+    if not found or times(found[0]["speedup"]["point"]) == times(found[-1]["speedup"]["point"]):
+        return None
+    worst, best = (
+        f"{escape(part['task'])} {interval(part['speedup'], 'x')}" for part in (found[0], found[-1])
+    )
+    return f"best on {best}, worst on {worst}"
+
+
+def break_even(entry: dict[str, Any], escape: Callable[[str], str] = str) -> str:
+    """One sentence of the summary's `break_even[]`: at how much load a method still pays."""
+    axis = entry["axis"].replace("_", " ")
+    first = next(iter(entry["of"].values()))
+    over = ", ".join(f"{value}: {times(speed)}" for value, speed in entry["of"].items())
+    if entry["value"] is None:
+        where = f"at {'every' if first > 1 else 'no'} {axis} measured"
+    else:
+        where = f"{'up to' if first > 1 else 'from'} a {axis} of about {entry['value']:.3g}"
+    return f"{escape(entry['method'])} pays {where} ({over})"
+
+
+def effect(row: Row) -> str:
+    """`faster`, `slower`, `no clear difference`, or `unknown`: what the interval allows to say."""
+    low, high = row["speedup"]["low"], row["speedup"]["high"]
+    if low is None or high is None:
+        return "unknown"
+    if low <= 1 <= high:
+        return "no clear difference"
+    return "faster" if low > 1 else "slower"
+
+
 def _effect(row: Row, method: str, target: str) -> str:
     estimate = row["speedup"]
     point, low, high = estimate["point"], estimate["low"], estimate["high"]
@@ -160,9 +223,9 @@ def _effect(row: Row, method: str, target: str) -> str:
     known = bracket(estimate)
     if row["method"] == AGAIN:
         return f"vanilla measured again reads {times(point)}{known} (the truth is 1.00x) on {target}"
-    if low <= 1 <= high:
+    if effect(row) == "no clear difference":
         return f"{method} makes no clear difference to {target}: {times(point)} end to end{known}"
-    if point < 1:
+    if effect(row) == "slower":
         return f"{method} makes {target} slower: {times(point)} end to end{known}"
     return f"{method} makes {target} {times(point)} faster end to end{known}"
 

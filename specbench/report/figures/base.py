@@ -1,0 +1,71 @@
+"""What a figure is, and what it is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from specbench.report.base import Row
+from specbench.report.figures.style import Look, looks
+from specbench.report.words import BASELINE, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from specbench.store import Trial
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One section of the report, with its trials.
+
+    Args:
+        section: the summary's rows of one run at one batch size and concurrency.
+        trials: the trials of that setting that count, in the order of measuring.
+        siblings: the overall rows of the run at all its batch sizes and concurrencies.
+    """
+
+    section: Section
+    trials: Sequence[Trial]
+    siblings: Sequence[Row]
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        return looks([row["method"] for row in self.section.overall])
+
+    @property
+    def overall(self) -> list[Row]:
+        """The overall rows of all methods but vanilla."""
+        return [row for row in self.section.overall if row["method"] != BASELINE]
+
+    def of_task(self, task: str) -> dict[str, Row]:
+        """Method -> its row of a task (of the whole task, not of a category)."""
+        rows = [row for row in self.section.rows if row["task"] == task and row["category"] is None]
+        return {row["method"]: row for row in rows}
+
+    def by_method(self) -> Iterator[tuple[str, list[Trial]]]:
+        """(method, its trials), in the order of the tables."""
+        for row in self.section.overall:
+            yield row["method"], [trial for trial in self.trials if trial.method == row["method"]]
+
+
+Drawn = tuple["Figure", str]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the report.
+
+    Args:
+        name: of its file.
+        title: what it shows.
+        caption: how to read it, in one sentence.
+        draw: to a figure and its text alternative; None where the run has nothing to show in it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Scene], Drawn | None]

@@ -1,0 +1,102 @@
+"""The tables of the HTML report, made from the summary alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from specbench.report import words
+from specbench.report.base import Row
+from specbench.report.columns import COLUMNS, GROUPS, MAIN, Column, known
+from specbench.report.words import Section
+
+METHOD = ("method", "a way to generate; vanilla decodes one token a round")
+PROMPTS = ("prompts", "questions that count")
+TASK = ("task", "a kind of work; a category of it stands behind a slash")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as the page shows it: headings (title, definition), then lines of (cell, number to sort by).
+
+    The first `texts` columns are names. `groups` are (title, first column, last column), counted from 1;
+    `folded` the numbers of the lines that are of a category and hidden at first.
+    """
+
+    caption: str
+    heads: list[tuple[str, str]]
+    lines: list[list[tuple[str, str]]]
+    texts: int = 1
+    groups: tuple[tuple[str, int, int], ...] = ()
+    folded: frozenset[int] = frozenset()
+
+
+def overall(section: Section) -> Table:
+    """The overall rows in the columns that matter most."""
+    rows = section.overall
+    columns = known(MAIN, rows)
+    lines = [
+        [_text(row["method"]), (str(row["prompts"]), ""), *(_cell(column, row) for column in columns)]
+        for row in rows
+    ]
+    return Table(
+        f"Overall: {section.where}", [METHOD, PROMPTS, *((c.title, c.meaning) for c in columns)], lines
+    )
+
+
+def everything(section: Section) -> Table:
+    """All rows and all columns, for sorting and filtering."""
+    rows = {(row["task"], row["category"], row["method"]): row for row in section.rows}
+    methods = [row["method"] for row in section.overall]
+    places = [(words.OVERALL, None), *section.places]
+    ordered = [row for place in places for method in methods if (row := rows.get((*place, method)))]
+    columns = known(COLUMNS, ordered)
+    lines = [
+        [
+            _text(
+                section.where if row["task"] == words.OVERALL else words.place(row["task"], row["category"])
+            ),
+            _text(row["method"]),
+            (str(row["prompts"]), ""),
+            *(_cell(column, row) for column in columns),
+        ]
+        for row in ordered
+    ]
+    first, groups = 4, []
+    for group, title in GROUPS.items():
+        count = sum(column.group == group for column in columns)
+        if count:
+            groups.append((title, first, first + count - 1))
+        first += count
+    folded = frozenset(number for number, row in enumerate(ordered) if row["category"] is not None)
+    heads = [TASK, METHOD, PROMPTS, *((column.title, column.meaning) for column in columns)]
+    return Table("Every number, by task and method", heads, lines, 2, tuple(groups), folded)
+
+
+def matrix(section: Section) -> Table:
+    """Speedups: a line a task, a column a method."""
+    rows = {(row["task"], row["category"], row["method"]): row for row in section.parts}
+    lines = [
+        [
+            _text(words.place(*place)),
+            *(
+                (words.speedup(row) if (row := rows.get((*place, m))) else words.NONE, "")
+                for m in section.methods
+            ),
+        ]
+        for place in section.places
+    ]
+    folded = frozenset(number for number, (_, category) in enumerate(section.places) if category is not None)
+    heads = [TASK, *((method, "speedup over vanilla, end to end") for method in section.methods)]
+    return Table("Speedup by task, end to end", heads, lines, folded=folded)
+
+
+def _text(text: str) -> tuple[str, str]:
+    return (text, "")
+
+
+def _cell(column: Column, row: Row) -> tuple[str, str]:
+    """The cell, and its number where the cell's own first number does not sort (it has a unit)."""
+    text, value = column.cell(row), column.value(row)
+    unit = re.search(r"\d [A-Za-z]", text)
+    return text, f"{value:.5g}" if unit and isinstance(value, int | float) else ""
