@@ -13,6 +13,7 @@ from specbench.errors import SpecbenchError, first_line
 from specbench.spec import Spec, convert_options, find_method, options_of, parse_spec
 
 if TYPE_CHECKING:
+    from specbench.decoding.draft import Drafter
     from specbench.models.registry import Draft
     from specbench.models.target import Target
 
@@ -22,7 +23,6 @@ PUBLISHED = ("expected_tau", "tau_source", "verified")  # what the registry says
 DRAFTS_OF = {
     "eagle": ("eagle3", "eagle2", "eagle1"),
     "hf-assisted": ("draft-model",),
-    "dflash": ("dflash", "dspark"),
 }
 
 
@@ -52,6 +52,7 @@ class Named:
             "state": state(self.method),
             "batches": self.method.batches,
             "draft": self.drafter(),
+            "draft_costs": dict(self.method.draft_costs),
         }
 
 
@@ -69,12 +70,19 @@ def labels(methods: Sequence[str]) -> list[tuple[str, Spec]]:
     found = [(VANILLA, Spec(VANILLA))]
     for text in methods:
         spec = parse_spec(text)
-        convert_options(find_method(spec.name), spec)
+        _check(spec)
         label = AGAIN if spec.name == VANILLA else spec.label
         if label in {known for known, _ in found}:
             raise SpecbenchError(f"method {spec.label} is given twice", "give each method once")
         found.append((label, spec))
     return found
+
+
+def _check(spec: Spec) -> None:
+    """Raise SpecbenchError if it, or a SPEC nested in it, names an unknown method or option."""
+    for value in convert_options(find_method(spec.name), spec).values():
+        if isinstance(value, Spec):
+            _check(value)
 
 
 def open_target(config: RunConfig, notify: Callable[[str], None]) -> Target:
@@ -108,13 +116,38 @@ def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
     from specbench.decoding.draft import Drafter
     from specbench.decoding.loop import DraftVerify
 
+    made = make(spec, target, config)
+    if getattr(made, "wants_answer", False) and not config.sampling.greedy:
+        raise SpecbenchError(
+            f"{spec.name} knows the target's greedy answer only, and the temperature is {config.temperature:g}",
+            f"leave {spec.name} out, or use --temperature 0",
+        )
+    method = DraftVerify(target, made) if isinstance(made, Drafter) else made
+    return Named(label, spec, method, _registered_drafts(config.target, spec.name))
+
+
+def make(spec: Spec, target: Target, config: RunConfig) -> Drafter | Method:
+    """What a SPEC stands for, ready to run; the SPECs among its options are made in the same way.
+
+    An option `draft` that is not given is the run's, or the registry's preferred one for the target.
+
+    Raises:
+        SpecbenchError: options it refuses, or a drafter that cannot be had.
+    """
     cls = find_method(spec.name)
     options = convert_options(cls, spec)
-    known = _registered_drafts(config.target, spec.name)
-    if "draft" in options_of(cls) and "draft" not in options:
-        options["draft"] = config.draft or (known[0].id if known else None)
+    known = options_of(cls)
+    for name, parameter in known.items():
+        value = options.get(name, parameter.default)
+        if isinstance(value, Spec):
+            options[name] = _part(value, spec, target, config)
+    if "draft" in known and "draft" not in options:
+        from specbench.models.registry import default_draft
+
+        registered = _registered_drafts(config.target, spec.name)
+        options["draft"] = config.draft or default_draft(config.target, registered)
     try:
-        made = cls(target, **options)
+        return cls(target, **options)
     except SpecbenchError:
         raise
     except (ValueError, TypeError) as error:
@@ -125,12 +158,19 @@ def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:
         raise SpecbenchError(
             f"{spec.label} cannot be set up: {first_line(error)}", "mend the method, or leave it out"
         ) from error
-    if getattr(made, "wants_answer", False) and not config.sampling.greedy:
+
+
+def _part(spec: Spec, whole: Spec, target: Target, config: RunConfig) -> Drafter:
+    """The drafter that a SPEC nested in `whole` stands for."""
+    from specbench.decoding.draft import Drafter
+
+    made = make(spec, target, config)
+    if not isinstance(made, Drafter):
         raise SpecbenchError(
-            f"{spec.name} knows the target's greedy answer only, and the temperature is {config.temperature:g}",
-            f"leave {spec.name} out, or use --temperature 0",
+            f"{whole.name}: {spec.name} is no drafter, but a loop of its own",
+            "nest a method that only proposes, such as (prompt-lookup)",
         )
-    return Named(label, spec, DraftVerify(target, made) if isinstance(made, Drafter) else made, known)
+    return made
 
 
 def _registered_drafts(target: str, method: str) -> tuple[Draft, ...]:

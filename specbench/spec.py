@@ -23,6 +23,8 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, first_line
 
+NOT_WRITTEN = "an option that can be given on the command line"
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -47,7 +49,7 @@ def parse_spec(text: str) -> Spec:
     """
     text = text.strip()
     path, separator, rest = text.partition("::")
-    if separator:
+    if separator and path.count("(") == path.count(")"):  # else it is a nested SPEC that names a file
         head, _, tail = rest.partition(":")
         name = f"{path}::{head}"
     else:
@@ -117,8 +119,8 @@ def find_method(name: str) -> type:
 
 
 def summary_line(cls: type) -> str:
-    """The first line of a method's docstring."""
-    return (inspect.getdoc(cls) or "").partition("\n")[0]
+    """The first line of a method's docstring, for reading: without the marks of code."""
+    return (inspect.getdoc(cls) or "").partition("\n")[0].replace("`", "")
 
 
 def options_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -177,7 +179,7 @@ def _convert(text: str, kind: Any, key: str, spec: Spec) -> Any:
             return _as(text, option)
         except ValueError as error:
             errors.append(str(error))
-    wanted = " or ".join(errors)
+    wanted = " or ".join([words for words in errors if words != NOT_WRITTEN] or errors)
     raise SpecbenchError(f"option {key}={text} of {spec.name} is not {wanted}", f"give {key} as {wanted}")
 
 
@@ -219,7 +221,7 @@ def _as(text: str, kind: Any) -> Any:
         raise ValueError("a SPEC in parentheses")
     if kind is str:
         return text
-    raise ValueError("an option that can be given on the command line")
+    raise ValueError(NOT_WRITTEN)
 
 
 def _from_file(name: str) -> type:

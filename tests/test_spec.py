@@ -53,6 +53,8 @@ class Typed(Drafter):
         ("m:draft=org/name:x", "m:draft=org/name:x", {"draft": "org/name:x"}),
         ("c:first=(p:k=5,n=2),k=1", "c:first=(p:k=5,n=2),k=1", {"first": "(p:k=5,n=2)", "k": "1"}),
         ("./f.py::Mine:k=3", "./f.py::Mine:k=3", {"k": "3"}),
+        ("c:then=(./f.py::Mine:k=3)", "c:then=(./f.py::Mine:k=3)", {"then": "(./f.py::Mine:k=3)"}),
+        ("./f (1).py::Mine:k=3", "./f (1).py::Mine:k=3", {"k": "3"}),
         ("m:", "m", {}),
         ("m:x=a=b", "m:x=a=b", {"x": "a=b"}),
     ],

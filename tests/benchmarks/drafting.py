@@ -22,6 +22,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from specbench.build import make
+from specbench.config import RunConfig
+from specbench.decoding.draft import Drafter
 from specbench.decoding.frequent_tree import frequent_tree
 from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
@@ -30,11 +33,22 @@ from specbench.models.datastore import SCHEMA, open_datastore
 from specbench.models.datastore_build import write
 from specbench.models.suffix_array import suffix_array
 from specbench.models.target import Target
-from specbench.spec import convert_options, find_method, parse_spec
+from specbench.spec import parse_spec
 
 VOCAB, CONTEXT, NEW = 49_152, 8_000, 200
 STORED, SEARCHES = 10_000_000, 2_000
-METHODS = ("prompt-lookup", "lookahead", "lookahead:pool_from_prompt=true", "token-recycling")
+METHODS = (
+    "prompt-lookup",
+    "lookahead",
+    "lookahead:pool_from_prompt=true",
+    "token-recycling",
+    "suffix",
+    "suffix:tree=true",
+    "suffix:factor=4,tree=true",
+    "sam:fallback=none",
+    "sam:threshold=2",
+    "cascade:first=(prompt-lookup),then=(suffix)",
+)
 
 
 def main(wanted: list[str]) -> None:
@@ -67,15 +81,14 @@ def phrases(tokens: int, vocab: int) -> np.ndarray:
 
 
 def _print_method(target: Target, text: str) -> None:
-    spec = parse_spec(text)
-    cls = find_method(spec.name)
-    drafter = cls(target, **convert_options(cls, spec))
+    drafter = make(parse_spec(text), target, RunConfig("none", (text,), ("none",)))
+    assert isinstance(drafter, Drafter)
     times = {name: _timed(drafter, name) for name in ("begin", "propose", "observe")}
     request = Request([phrases(CONTEXT, VOCAB).tolist()], NEW)
     rounds = list(DraftVerify(target, drafter).generate(request, NullClock()))[1:]
     tau = sum(len(one.tokens[0]) for one in rounds) / len(rounds)
     shown = "   ".join(f"{name} {_spread(times[name])}" for name in ("propose", "observe"))
-    print(f"{text:<34} {shown}   begin {times['begin'][0]:7.1f}   ({len(rounds)} rounds, tau {tau:.2f})")
+    print(f"{text:<43} {shown}   begin {times['begin'][0]:7.1f}   ({len(rounds)} rounds, tau {tau:.2f})")
 
 
 def _timed(drafter: Any, name: str) -> list[float]:
