@@ -7,22 +7,24 @@ DDTree (arXiv 2604.12989; liranringel/ddtree); for Markov heads DSpark (arXiv 26
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from specbench.decoding.context import Context
-from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.draft import Draft, Outcome
+from specbench.decoding.draft_length import K, draft_length
+from specbench.decoding.learned import LearnedDrafter
 from specbench.decoding.marginal_tree import best_first
 from specbench.decoding.sampling import draw, probabilities
-from specbench.measure.memory import module_bytes
+from specbench.decoding.tree import MOST_NODES
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.dflash import DFlashNet, open_dflash
 from specbench.models.drafts import open_heads
 from specbench.models.target import Target
 
 
-class DFlash(Drafter):
+class DFlash(LearnedDrafter):
     """DFlash's block as a chain, or (DDTree) the likeliest tree of its positions' marginals.
 
     Drafts are each position's argmax at every temperature, and judged as the deterministic proposals they are:
@@ -33,6 +35,7 @@ class DFlash(Drafter):
         draft: the DFlash draft, a folder or a Hub id.
         tree: chain, or ddtree.
         nodes: DDTree's budget of nodes.
+        k: tokens of the block's chain that are proposed, or auto; 0 is all of them. The block is guessed whole.
     """
 
     def __init__(
@@ -42,41 +45,37 @@ class DFlash(Drafter):
         draft: str | Checkpoint | None = None,
         tree: Literal["chain", "ddtree"] = "chain",
         nodes: int = 64,
+        k: K = 0,
     ) -> None:
-        super().__init__(target)
-        if nodes < 1:
-            raise ValueError("nodes must be at least 1")
+        if not 1 <= nodes <= MOST_NODES:
+            raise ValueError(f"nodes must be 1 to {MOST_NODES}")
         checkpoint = open_heads(draft, "dflash", ("dflash", "dspark"))
         self.net: DFlashNet = open_dflash(checkpoint, target)
-        self.identity = checkpoint.identity("DFlash draft").to_json()
+        super().__init__(target, self.net, checkpoint.identity("DFlash draft"), self.net.cache)
         self.settings = self.net.settings
         if tree == "ddtree" and self.settings.markov is not None:
             raise ValueError(
                 "ddtree needs guesses that do not depend on each other; this draft has a Markov head"
             )
+        if tree == "ddtree" and k:
+            raise ValueError("k is for chains; nodes bounds a tree")
+        whole = self.settings.drafts
+        if k != "auto" and not 0 <= k <= whole:
+            raise ValueError(f"k must lie between 1 and {whole}, or be 0 for all of the block")
+        self.length = draft_length(k or whole, whole)
         self.tree, self.nodes = tree, nodes
         self.taps = tuple(dict.fromkeys(self.settings.taps(target)))
-        self.max_nodes = nodes if tree == "ddtree" else self.settings.drafts
-
-    def release(self) -> None:
-        self.net.cache.release()
-
-    def draft_identity(self) -> dict[str, Any] | None:
-        return self.identity
-
-    def weights_bytes(self) -> int:
-        return module_bytes(self.net)
-
-    def kv_bytes(self) -> int:
-        return self.net.cache.nbytes()
+        self.max_nodes = nodes if tree == "ddtree" else self.length.longest
 
     def begin(self, prompts: list[list[int]]) -> None:
+        self.length.begin(len(prompts))
         self._prompts = [len(prompt) for prompt in prompts]
         self._context = Context(self.net)
         self._context.rewind([0] * len(prompts))
         self.net.reserve(len(prompts), self.request.capacity + self.settings.block + 1)
 
     def observe(self, outcome: Outcome) -> None:
+        self.length.observe(outcome)
         if all(outcome.finished):
             return
         kept = self._prompts if outcome.prefill else [accepted + 1 for accepted in outcome.accepted]
@@ -86,7 +85,7 @@ class DFlash(Drafter):
         self._roots = [tokens[-1] if tokens else 0 for tokens in outcome.tokens]
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
-        wanted = [min(budget, self.settings.drafts) for budget in budgets]
+        wanted = self.length.wanted(budgets)
         if not any(wanted):
             return [Draft()] * len(budgets)
         roots = torch.tensor(self._roots, device=self.net.device)
@@ -101,10 +100,11 @@ class DFlash(Drafter):
             tokens, probs = logits.argmax(-1), None
         else:
             tokens, probs = self._left_to_right(roots, hidden, logits, generators, wanted)
-        return [
+        drafts = [
             Draft(tokens[row, :n], probs=None if probs is None else probs[row, :n]) if n else Draft()
             for row, n in enumerate(wanted)
         ]
+        return self.length.proposed(drafts)
 
     def _left_to_right(
         self,

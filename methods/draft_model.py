@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import torch
 
+from specbench.decoding.chain import draft_chain
 from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Drafter, Outcome
-from specbench.decoding.sampling import draw, probabilities
+from specbench.decoding.draft_length import DraftLength, HeuristicLength, K, draft_length
 from specbench.models.drafts import known_ids, open_draft_model
 from specbench.models.target import Target
 
@@ -28,7 +29,7 @@ class DraftModel(Drafter):
 
     Options:
         draft: the draft model, any REF a target may be.
-        k: tokens proposed a round (at first, for `heuristic`; at most, for `confidence`).
+        k: tokens proposed a round (at first, for `heuristic`; at most, for `confidence`), or auto.
         schedule: constant; heuristic, k + 2 after a full acceptance, else k - 1; or confidence, which stops *after*
             a token the draft itself gave less than `threshold` (dropping a sampled token would be biased).
         threshold: for `confidence`.
@@ -39,16 +40,15 @@ class DraftModel(Drafter):
         target: Target,
         *,
         draft: str | Target | None = None,
-        k: int = 5,
+        k: K = 5,
         schedule: Literal["constant", "heuristic", "confidence"] = "constant",
         threshold: float = 0.4,
     ) -> None:
         super().__init__(target)
-        if k < 1:
-            raise ValueError("k must be at least 1")
+        self.length = _length(k, schedule)
         self.draft = open_draft_model(draft, target, "draft-model")
-        self.k, self.schedule, self.threshold = k, schedule, threshold
-        self.max_nodes = k if schedule != "heuristic" else max(k, _LONGEST)
+        self.threshold = threshold if schedule == "confidence" else 0.0
+        self.max_nodes = self.length.longest
 
     def release(self) -> None:
         self.draft.cache.release()
@@ -64,12 +64,12 @@ class DraftModel(Drafter):
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._texts = [list(prompt) for prompt in prompts]
-        self._lengths = [self.k] * len(prompts)  # the next draft's length, by row
-        self._proposed = [0] * len(prompts)
+        self.length.begin(len(prompts))
         self._context = Context(self.draft)
         self.draft.reserve(len(prompts), self.request.capacity + self.max_nodes + 1)
 
     def observe(self, outcome: Outcome) -> None:
+        self.length.observe(outcome)
         for row, (tokens, accepted) in enumerate(zip(outcome.tokens, outcome.accepted, strict=True)):
             if not outcome.prefill and tokens:
                 self._after_round(row, accepted)
@@ -77,44 +77,31 @@ class DraftModel(Drafter):
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         wanted = [
-            max(0, min(length, budget, self.draft.context - len(text)))
-            for length, budget, text in zip(self._lengths, budgets, self._texts, strict=True)
+            max(0, min(length, self.draft.context - len(text)))
+            for length, text in zip(self.length.wanted(budgets), self._texts, strict=True)
         ]
-        self._proposed = wanted
         if not any(wanted):
             return [Draft()] * len(budgets)
-        logits = self._catch_up(wanted)
-        tokens: list[torch.Tensor] = []
-        probs: list[torch.Tensor] = []
-        for step in range(1, max(wanted) + 1):
-            token, q, confidence = self._next(logits, generators, [int(w >= step) for w in wanted])
-            tokens.append(token)
-            if q is not None:
-                probs.append(q)
-            if confidence is not None:  # the one schedule that must look, a read a draft pass
-                doubtful = (confidence < self.threshold).tolist()
-                wanted = [min(w, step) if stop else w for w, stop in zip(wanted, doubtful, strict=True)]
-            if step >= max(wanted):
-                break
-            logits = self._context.append(self.draft, token[:, None], [int(w > step) for w in wanted]).logits[
-                :, 0
-            ]
-        self._proposed = wanted
-        chain = torch.stack(tokens, 1)
-        q_all = torch.stack(probs, 1) if probs else None
-        return [
-            Draft(chain[row, :n], probs=None if q_all is None else q_all[row, :n]) if n else Draft()
-            for row, n in enumerate(wanted)
-        ]
+
+        def advance(tokens: torch.Tensor, counts: list[int]) -> torch.Tensor:
+            return self._context.append(self.draft, tokens[:, None], counts).logits[:, 0]
+
+        drafts = draft_chain(
+            self._catch_up(wanted),
+            advance,
+            wanted,
+            self.request.sampling,
+            generators,
+            self.target.vocab_size,
+            self.threshold,
+        )
+        return self.length.proposed(drafts)
 
     def _after_round(self, row: int, accepted: int) -> None:
-        proposed = self._proposed[row]
+        proposed = self.length.drafted[row]
         if proposed:
             # Of the proposals all but the last stand in the draft's cache, behind the text they continued.
             self._context.lengths[row] = len(self._texts[row]) + min(accepted, proposed - 1)
-        if self.schedule == "heuristic" and proposed:
-            longer = min(self._lengths[row] + 2, self.max_nodes)
-            self._lengths[row] = longer if accepted == proposed else max(1, self._lengths[row] - 1)
 
     def _catch_up(self, wanted: list[int]) -> torch.Tensor:
         """Feed each row what its cache lacks; logits `[B, V]` after its last token."""
@@ -136,22 +123,10 @@ class DraftModel(Drafter):
     def _known(self, tokens: list[int]) -> list[int]:
         return known_ids(tokens, self.draft, self.target)
 
-    def _next(
-        self, logits: torch.Tensor, generators: Sequence[torch.Generator] | None, drawing: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The next token of each row, its q where sampled, and the draft's confidence in it where asked for."""
-        logits = logits[:, : self.target.vocab_size]
-        sampling = self.request.sampling
-        if sampling.greedy:
-            token, q = logits.argmax(-1), None
-        else:
-            assert generators is not None
-            q = probabilities(logits, sampling)
-            token = draw(q[:, None], generators, drawing)[:, 0]
-        if self.schedule != "confidence":
-            return token, q, None
-        belief = logits.float().softmax(-1) if q is None else q
-        return token, q, belief.gather(1, token[:, None])[:, 0]
 
-
-_LONGEST = 32  # where the heuristic schedule stops growing
+def _length(k: K, schedule: str) -> DraftLength:
+    if schedule != "heuristic":
+        return draft_length(k)
+    if k == "auto":
+        raise ValueError("k=auto and schedule=heuristic exclude each other")
+    return HeuristicLength(k)

@@ -9,13 +9,13 @@ from specbench.decoding.feature_drafter import DynamicDrafter
 
 
 class Eagle(DynamicDrafter):
-    """Takes `eagle3` or `eagle2`, by the draft's weights, and says which in `taken` and in the draft's identity.
+    """The newest EAGLE that the draft's weights are: runs `eagle3` or `eagle2`, and says which.
 
-    Options: as of `eagle2` and `eagle3`.
+    Options:
+        draft, total_token, depth, top_k: as of eagle2 and eagle3.
     """
 
     name = "eagle"
 
-    def opened(self) -> None:
-        self.taken = "eagle3" if self.kind == "EAGLE-3" else "eagle2"
-        self._identity["notes"].append(f"eagle took {self.taken}")
+    def notes(self, kind: str) -> list[str]:
+        return [kind, f"eagle took {'eagle3' if kind == 'EAGLE-3' else 'eagle2'}"]

@@ -15,8 +15,6 @@ from specbench.decoding.feature_drafter import FeatureDrafter
 from specbench.decoding.sampling import draw_distinct, probabilities
 from specbench.decoding.static_tree import named
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.drafts import open_heads
-from specbench.models.eagle import open_eagle
 from specbench.models.target import Target
 
 
@@ -41,8 +39,7 @@ class Eagle1(FeatureDrafter):
         tree: str = "eagle1",
         sampled: bool = True,
     ) -> None:
-        checkpoint = open_heads(draft, "eagle1", ("eagle",))
-        super().__init__(target, open_eagle(checkpoint, target), checkpoint)
+        super().__init__(target, draft, "eagle1", ("eagle",))
         self.tree, self.sampled = named(tree).narrow(self.net.vocab), sampled
         self.max_nodes = self.tree.width
 
@@ -53,6 +50,9 @@ class Eagle1(FeatureDrafter):
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         depths = [min(n, self.tree.depth) for n in self.allowed(budgets)]
+        if not any(depths):
+            return [Draft()] * len(budgets)
+        assert self._out is not None, "propose comes after observe"
         tokens: list[torch.Tensor] = []
         probs: list[torch.Tensor] = []
         logits = self.net.logits(self._out[:, None])
@@ -70,8 +70,6 @@ class Eagle1(FeatureDrafter):
                     level.visible.expand(len(budgets), -1, -1),
                     number,
                 )
-        if not tokens:
-            return [Draft()] * len(budgets)
         drafts = self.tree.drafts(torch.cat(tokens, 1), depths)
         if not probs:
             return drafts

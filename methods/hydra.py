@@ -6,14 +6,14 @@ hydra/model/{hydra_model,utils}.py. Verification is by the lossless rules at any
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from specbench.decoding.context import Context
-from specbench.decoding.draft import Draft, Drafter, Outcome
-from specbench.decoding.static_tree import Level, StaticTree, named
+from specbench.decoding.draft import Draft, Outcome
+from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.static_tree import StaticTree, named
 from specbench.decoding.tree import arange
 from specbench.models import hydra
 from specbench.models.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from specbench.models.drafts import open_heads
 from specbench.models.target import Target
 
 
-class Hydra(Drafter):
+class Hydra(LearnedDrafter):
     """One head a level; only nodes that have children are passed through the next head.
 
     Options:
@@ -34,24 +34,11 @@ class Hydra(Drafter):
     def __init__(
         self, target: Target, *, draft: str | Checkpoint | None = None, tree: str = "mc_sim_7b_63"
     ) -> None:
-        super().__init__(target)
         checkpoint = open_heads(draft, "hydra", ("hydra",))
         self.net = hydra.open_hydra(checkpoint, target)
-        self.tree = named(tree).narrow(target.vocab_size).clip(len(self.net.heads))
+        super().__init__(target, self.net, checkpoint.identity("Hydra heads"), self.net.cache)
+        self.tree = named(tree).narrow(self.net.vocab).clip(len(self.net.heads))
         self.max_nodes = self.tree.width
-        self._identity = checkpoint.identity("hydra").to_json()
-
-    def draft_identity(self) -> dict[str, Any] | None:
-        return self._identity
-
-    def weights_bytes(self) -> int:
-        return self.net.nbytes()
-
-    def kv_bytes(self) -> int:
-        return self.net.prefix.cache.nbytes()
-
-    def release(self) -> None:
-        self.net.prefix.cache.release()
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._lengths = [len(prompt) for prompt in prompts]
@@ -77,28 +64,21 @@ class Hydra(Drafter):
         self._roots = torch.tensor([new[-1] if new else 0 for new in outcome.tokens], device=device)
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
-        self._grown = self.tree.clip(max(budgets))
-        if not self._grown.width:
+        tree = self.tree.clip(max(budgets))
+        if not tree.width:
             return [Draft()] * len(budgets)
-        tokens = [tokens for _, _, tokens in self._grow(self._grown)]
-        return self._grown.drafts(torch.cat(tokens, 1), budgets)
+        return tree.drafts(torch.cat(self._grow(tree), 1), budgets)
 
-    @property
-    def last_scores(self) -> torch.Tensor | None:
-        """Logits `[B, nodes, V]` among which each node of the last draft was chosen (found again: for tests)."""
-        if not self._grown.width:
-            return None
-        return torch.cat([logits[:, level.parent] for level, logits, _ in self._grow(self._grown)], 1)
-
-    def _grow(self, tree: StaticTree) -> Iterator[tuple[Level, torch.Tensor, torch.Tensor]]:
-        """Each level, its parents' logits `[B, parents, V]`, and its tokens `[B, n]`."""
+    def _grow(self, tree: StaticTree) -> list[torch.Tensor]:
+        """The tokens `[B, n]` of each level."""
         path = torch.cat([self._state, self._embed(self._roots)], -1)[:, None]
+        grown = []
         for head, level in enumerate(tree.levels(path.device)):
-            logits = self.net.logits(head, path)
-            tokens = level.pick(logits.topk(level.ranks).indices)
-            yield level, logits, tokens
+            tokens = level.pick(self.net.logits(head, path).topk(level.ranks).indices)
+            grown.append(tokens)
             above = path[:, level.parent[level.inner]]
             path = torch.cat([above, self._embed(tokens[:, level.inner])], -1)
+        return grown
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.net.embed(tokens, self.target).to(self._state)

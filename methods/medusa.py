@@ -8,11 +8,12 @@ keeps the wrong cache row where that token is emitted; paths are never padded he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.draft import Draft, Outcome
+from specbench.decoding.learned import LearnedDrafter
 from specbench.decoding.sampling import Sampling, probabilities
 from specbench.decoding.static_tree import named
 from specbench.decoding.tree import Tree, arange, walk
@@ -23,8 +24,8 @@ from specbench.models.medusa import INSIDE, only_heads, open_medusa
 from specbench.models.target import Target
 
 
-class Medusa(Drafter):
-    """The heads' best guesses, laid out by a static tree.
+class Medusa(LearnedDrafter):
+    """The heads' best guesses, laid out by a static tree; lossless unless posterior=typical and sampling.
 
     Options:
         draft: the heads, a folder or Hub id; by default those inside the target's own checkpoint (Medusa-2).
@@ -46,21 +47,14 @@ class Medusa(Drafter):
         epsilon: float = 0.09,
         alpha: float = 0.3,
     ) -> None:
-        super().__init__(target)
         checkpoint = _heads_for(target, draft)
         self.heads = open_medusa(checkpoint, target)
-        self.tree = named(tree).narrow(target.vocab_size).clip(len(self.heads))
+        super().__init__(target, self.heads, checkpoint.identity("Medusa heads"))
+        self.tree = named(tree).narrow(self.heads.out.shape[1]).clip(len(self.heads))
         self.posterior, self.epsilon, self.alpha = posterior, epsilon, alpha
         self.lossless = posterior == "greedy"
         self.max_nodes = self.tree.width
-        self._identity = checkpoint.identity("medusa").to_json()
         self._hidden: torch.Tensor | None = None  # of each row's last verified token, `[B, H]`
-
-    def draft_identity(self) -> dict[str, Any] | None:
-        return self._identity
-
-    def weights_bytes(self) -> int:
-        return self.heads.nbytes()
 
     def release(self) -> None:
         self._hidden = None

@@ -6,19 +6,19 @@ Source: DeepSeek-V3 (arXiv 2412.19437, §2.2); GLM-4.5, Qwen3-Next and others ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from specbench.decoding.context import Context
-from specbench.decoding.draft import Draft, Drafter, Outcome
-from specbench.measure.memory import module_bytes
+from specbench.decoding.draft import Draft, Outcome
+from specbench.decoding.draft_length import K, draft_length
+from specbench.decoding.learned import LearnedDrafter
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.mtp import open_mtp
 from specbench.models.target import Target
 
 
-class Mtp(Drafter):
+class Mtp(LearnedDrafter):
     """A chain of the layers' argmax: layer after layer, then the last one again and again, as EAGLE does.
 
     A round feeds every layer the target's states of the tokens it has verified. What deeper layers have seen at the
@@ -27,41 +27,35 @@ class Mtp(Drafter):
 
     Options:
         draft: a folder or Hub id that holds the layers; the target's own without it.
-        k: tokens proposed a round; 0 is one a layer.
+        k: tokens proposed a round, or auto; 0 is one a layer.
     """
 
     taps = ("final",)
 
-    def __init__(self, target: Target, *, draft: str | Checkpoint | None = None, k: int = 0) -> None:
-        super().__init__(target)
-        if k < 0:
+    def __init__(self, target: Target, *, draft: str | Checkpoint | None = None, k: K = 0) -> None:
+        if k != "auto" and k < 0:
             raise ValueError("k must be at least 1, or 0 for one a layer")
         self.net, checkpoint = open_mtp(target, draft)
-        self.identity = checkpoint.identity("multi-token-prediction layers").to_json()
+        identity = checkpoint.identity("multi-token-prediction layers")
+        super().__init__(target, self.net, identity, self.net.cache)
         self.layers = len(self.net.layers)
-        self.k = self.max_nodes = k or self.layers
+        self.length = draft_length(k or self.layers)
+        self.max_nodes = self.length.longest
 
     def release(self) -> None:
-        self.net.cache.release()
+        super().release()
         self._states = torch.empty(0)
 
-    def draft_identity(self) -> dict[str, Any] | None:
-        return self.identity
-
-    def weights_bytes(self) -> int:
-        return module_bytes(self.net)
-
-    def kv_bytes(self) -> int:
-        return self.net.cache.nbytes()
-
     def begin(self, prompts: list[list[int]]) -> None:
+        self.length.begin(len(prompts))
         self._texts = [list(prompt) for prompt in prompts]
         self._context = Context(self.net)
         self._states = torch.empty(0)
         self._counts = [0] * len(prompts)
-        self.net.reserve(len(prompts), self.request.capacity + self.k + 1)
+        self.net.reserve(len(prompts), self.request.capacity + self.max_nodes + 1)
 
     def observe(self, outcome: Outcome) -> None:
+        self.length.observe(outcome)
         if all(outcome.finished):
             return
         kept = [len(text) for text in self._texts] if outcome.prefill else [n + 1 for n in outcome.accepted]
@@ -71,11 +65,13 @@ class Mtp(Drafter):
             text += tokens
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
-        wanted = [min(budget, self.k) for budget in budgets]
+        wanted = self.length.wanted(budgets)
         if not any(wanted):
             return [Draft()] * len(budgets)
         tokens = self._chain(wanted)
-        return [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
+        return self.length.proposed(
+            [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
+        )
 
     def _append(self, new: torch.Tensor, counts: list[int]) -> None:
         """Set the states to feed: the last `layers - 1` of those fed before, and the first `counts[b]` of `new`."""

@@ -7,18 +7,19 @@ AMD-AGI/PARD, pard/pard_infer.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from specbench.decoding.context import Context
-from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.draft import Draft, Outcome
+from specbench.decoding.draft_length import K, draft_length
+from specbench.decoding.learned import LearnedDrafter
 from specbench.errors import SpecbenchError
 from specbench.models.drafts import known_ids, open_draft_model
 from specbench.models.target import Target
 
 
-class Pard(Drafter):
+class Pard(LearnedDrafter):
     """The draft's argmax at the last token of the text and at k-1 mask tokens behind it.
 
     The text's tokens are seen once and kept in the draft's cache, mask tokens never: what a round accepted is read
@@ -27,35 +28,24 @@ class Pard(Drafter):
 
     Options:
         draft: the PARD draft, any REF a target may be; its config has a `pard_token`.
-        k: tokens proposed a round.
+        k: tokens proposed a round, or auto.
     """
 
-    def __init__(self, target: Target, *, draft: str | Target | None = None, k: int = 12) -> None:
-        super().__init__(target)
-        if k < 1:
-            raise ValueError("k must be at least 1")
+    def __init__(self, target: Target, *, draft: str | Target | None = None, k: K = 12) -> None:
+        self.length = draft_length(k)
         self.draft = open_draft_model(draft, target, "pard", kinds=("pard",), share=False)
+        super().__init__(target, self.draft.model, self.draft.identity, self.draft.cache)
         self.mask = _mask_token(self.draft)
-        self.k = self.max_nodes = k
-
-    def release(self) -> None:
-        self.draft.cache.release()
-
-    def draft_identity(self) -> dict[str, Any] | None:
-        return None if self.draft.identity is None else self.draft.identity.to_json()
-
-    def weights_bytes(self) -> int:
-        return self.draft.weights_bytes()
-
-    def kv_bytes(self) -> int:
-        return self.draft.cache.nbytes()
+        self.max_nodes = self.length.longest
 
     def begin(self, prompts: list[list[int]]) -> None:
+        self.length.begin(len(prompts))
         self._texts = [list(prompt) for prompt in prompts]
         self._context = Context(self.draft)
-        self.draft.reserve(len(prompts), self.request.capacity + self.k)
+        self.draft.reserve(len(prompts), self.request.capacity + self.max_nodes)
 
     def observe(self, outcome: Outcome) -> None:
+        self.length.observe(outcome)
         if outcome.prefill and not all(outcome.finished):
             self.draft.prefill([known_ids(text, self.draft, self.target) for text in self._texts])
             self._context.rewind([len(text) for text in self._texts])
@@ -64,8 +54,8 @@ class Pard(Drafter):
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         wanted = [
-            max(0, min(self.k, budget, self.draft.context - len(text)))
-            for budget, text in zip(budgets, self._texts, strict=True)
+            max(0, min(length, self.draft.context - len(text)))
+            for length, text in zip(self.length.wanted(budgets), self._texts, strict=True)
         ]
         if not any(wanted):
             return [Draft()] * len(budgets)
@@ -74,7 +64,9 @@ class Pard(Drafter):
             for text, length, want in zip(self._texts, self._context.lengths, wanted, strict=True)
         ]
         tokens = self._guess(unread, wanted)
-        return [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
+        return self.length.proposed(
+            [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
+        )
 
     def _guess(self, unread: list[list[int]], wanted: list[int]) -> torch.Tensor:
         """One pass over what each row has not read and its masks; int64 `[B, k]`, `wanted[b]` of them real."""

@@ -12,37 +12,41 @@ from collections.abc import Sequence
 import torch
 
 from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.draft_length import K, draft_length
 
 
 class PromptLookup(Drafter):
     """The leftmost earlier occurrence of the longest matching n-gram, and the k tokens after it.
 
     Options:
-        k: most tokens proposed.
+        k: most tokens proposed, or auto.
         ngram: longest n-gram looked for; shorter ones down to 1 are tried in turn.
         partial: also take a match with fewer than k tokens after it.
     """
 
-    def __init__(self, target: object, *, k: int = 10, ngram: int = 3, partial: bool = False) -> None:
+    def __init__(self, target: object, *, k: K = 10, ngram: int = 3, partial: bool = False) -> None:
         super().__init__(target)
-        if k < 1 or ngram < 1:
-            raise ValueError("k and ngram must be at least 1")
-        self.k, self.ngram, self.partial = k, ngram, partial
-        self.max_nodes = k
+        if ngram < 1:
+            raise ValueError("ngram must be at least 1")
+        self.ngram, self.partial, self.length = ngram, partial, draft_length(k)
+        self.max_nodes = self.length.longest
         self._rows: list[_Index] = []
 
     def begin(self, prompts: list[list[int]]) -> None:
+        self.length.begin(len(prompts))
         self._rows = [_Index(prompt, self.ngram) for prompt in prompts]
 
     def observe(self, outcome: Outcome) -> None:
+        self.length.observe(outcome)
         for row, tokens in zip(self._rows, outcome.tokens, strict=True):
             row.extend(tokens)
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
-        return [
-            Draft(row.continuation(self.k, self.partial)[:budget]) if budget else Draft()
-            for row, budget in zip(self._rows, budgets, strict=True)
+        drafts = [
+            Draft(row.continuation(length, self.partial)[:budget]) if budget else Draft()
+            for row, length, budget in zip(self._rows, self.length.lengths, budgets, strict=True)
         ]
+        return self.length.proposed(drafts)
 
 
 class _Index:

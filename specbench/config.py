@@ -17,6 +17,7 @@ EMBEDDED_TARGET = "smollm2-135m"
 EMBEDDED_METHODS = ("prompt-lookup", "hf-generate")
 EMBEDDED_BATCH_METHODS = ("prompt-lookup",)  # transformers' own generate runs at batch size 1 only
 EMBEDDED_NEW_TOKENS = 48
+NATIVE = "native"  # the engine that is none: specbench's own loop
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class RunConfig:
     trust_remote_code: bool = False
     template_args: Mapping[str, Any] | None = None
     text: bool = True
+    engine: str = NATIVE
+    url: str | None = None
+    baseline_url: str | None = None
+    co_resident: bool = False
+    concurrency: tuple[int, ...] = ()
+    request_rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for good, what, hint in (
@@ -78,6 +85,16 @@ class RunConfig:
                 self.threads is None or self.threads >= 1,
                 f"--threads {self.threads} is not possible",
                 "give 1 or more",
+            ),
+            (
+                min(self.concurrency, default=1) >= 1,
+                f"--concurrency {','.join(map(str, self.concurrency))} is not a list of whole numbers above 0",
+                "write e.g. --concurrency 1,4,16",
+            ),
+            (
+                min(self.request_rates, default=1.0) > 0,
+                f"--request-rate {','.join(map(str, self.request_rates))} is not a list of numbers above 0",
+                "write e.g. --request-rate 0.5,2,8 (requests a second)",
             ),
             (bool(self.tasks), "there is no task to measure", "give --task NAME, see `specbench ls tasks`"),
         ):

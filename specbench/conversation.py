@@ -43,7 +43,7 @@ def render(
     """
     if not question.turns[turn].strip():
         return []
-    messages = _messages(question.turns[: turn + 1], answers[:turn])
+    messages = chat(question.turns[: turn + 1], answers[:turn])
     if tokenizer is not None and _template(tokenizer):
         return _apply_template(tokenizer, messages, template_args or {})
     text = "\n\n".join(message["content"] for message in messages)
@@ -118,7 +118,8 @@ def stop_ids(model_or_generation_config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _messages(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
+def chat(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
+    """The messages of a conversation: each turn, and the answer to all but the last."""
     assert len(answers) == len(turns) - 1, f"{len(answers)} answers before turn {len(turns)}"
     messages = [{"role": "user", "content": turns[0]}]
     for answer, turn in zip(answers, turns[1:], strict=True):

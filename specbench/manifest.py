@@ -85,6 +85,8 @@ def resumed(
         notify("package versions have changed since this run was begun: see its manifest")
     if before.get("git") != ours["git"]:
         notify("specbench's own code has changed since this run was begun: see `git` in its manifest")
+    if _draft_costs(before) != _draft_costs(ours):
+        notify("what drafts cost was measured anew since this run was begun: k=auto may choose otherwise")
     kept = ("versions", "git")
     starts = [
         *before.get("resumed", []),
@@ -92,6 +94,11 @@ def resumed(
     ]
     first: dict[str, Any] = {name: before[name] for name in ("start", *kept) if name in before}
     return {**manifest, **first, "resumed": starts}
+
+
+def _draft_costs(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each method, what `k=auto` chooses by; older manifests have none."""
+    return [method.get("draft_costs") or {} for method in manifest.get("methods", [])]
 
 
 def _of_weights(part: Any) -> Any:

@@ -9,6 +9,9 @@ from itertools import zip_longest
 from specbench.config import RunConfig
 from specbench.questions import Question, Task
 
+LAPS = 4  # requests in a block for each that is in flight
+RATE_BLOCK = 32  # requests in a block that come at a rate
+
 
 @dataclass(frozen=True)
 class Block:
@@ -23,11 +26,34 @@ class Block:
     max_new_tokens: int
     reverse: bool = False
     only: str | None = None  # the one method it is for, by label: a block of a whole pass (see `passes`)
+    concurrency: int | None = None  # requests of its questions in flight at once (engines)
+    request_rate: float | None = None  # requests sent a second, whatever is in flight (engines)
 
     @property
     def batch(self) -> str:
         """What the rows of one batch share."""
         return "+".join(question.id for question in self.questions)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a block's questions are sent, and how many a block has."""
+
+    questions: int
+    batch_size: int
+    concurrency: int | None = None
+    request_rate: float | None = None
+
+
+def loads(config: RunConfig) -> list[Load]:
+    """The settings a run sweeps: batch sizes, or of engines the concurrencies and the request rates.
+
+    At concurrency N a block is LAPS x N questions, so that the thinning at its end is a small part of it.
+    """
+    if not (config.concurrency or config.request_rates):
+        return [Load(size, size) for size in config.batch_sizes]
+    closed = [Load(1 if n == 1 else LAPS * n, 1, concurrency=n) for n in config.concurrency]
+    return closed + [Load(RATE_BLOCK, 1, request_rate=rate) for rate in config.request_rates]
 
 
 def plan(config: RunConfig, tasks: Sequence[Task]) -> list[Block]:
@@ -37,17 +63,18 @@ def plan(config: RunConfig, tasks: Sequence[Task]) -> list[Block]:
     too: with an even number of tasks, plain alternation would give a task the same order every time.
     """
     blocks: list[Block] = []
-    for batch_size in config.batch_sizes:
+    for load in loads(config):
         for repeat in range(config.repeats):
-            batches = [_batches(task, batch_size) for task in tasks]
+            batches = [_batches(task, load.questions) for task in tasks]
             for lap, abreast in enumerate(zip_longest(*batches)):
                 for place, (task, questions) in enumerate(zip(tasks, abreast, strict=True)):
                     limit = config.max_new_tokens or task.max_new_tokens
                     for turn in range(max((len(q.turns) for q in questions or ()), default=0)):
                         here = tuple(q for q in questions if turn < len(q.turns))
                         reverse = (lap + repeat + place + turn) % 2 == 1
+                        block = Block(len(blocks), task, here, turn, load.batch_size, repeat, limit, reverse)
                         blocks.append(
-                            Block(len(blocks), task, here, turn, batch_size, repeat, limit, reverse)
+                            replace(block, concurrency=load.concurrency, request_rate=load.request_rate)
                         )
     return blocks
 
@@ -61,7 +88,7 @@ def passes(
     takes the methods in reverse (if `reversible`), so that slow drift cancels over an even number of repeats.
     """
     laps: dict[tuple[int, int], list[Block]] = {}
-    for block in plan(config, tasks):
+    for block in plan(config, tasks):  # an engine's pass holds all loads: a server takes long to start
         laps.setdefault((block.batch_size, block.repeat), []).append(block)
     blocks: list[Block] = []
     for (_, repeat), lap in laps.items():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specbench.store import Trial
 
 PLAIN_EVERY_S = 20
+SAID = 60  # characters of what goes on
 
 
 class Progress:
@@ -62,6 +63,14 @@ class Progress:
     def __exit__(self, *_error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Something that goes on before or between blocks: a server that starts."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text[:SAID])
+        elif self._plain and time.monotonic() - self._last_line > PLAIN_EVERY_S:
+            self._last_line = time.monotonic()
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def block_done(self, block: Block, rows: Sequence[Trial]) -> None:
         """Count a block whose rows are on disk."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
 WARMUP_NEW_TOKENS = 32
 COMPLETE, UNTIL_REACHED, TIME_BUDGET = "complete", "until reached", "time budget"
-AnswerKey = tuple[str, str, int, int, int]  # task, question, turn, batch size, repeat
+AnswerKey = tuple[str, str, int, Hashable, int]  # task, question, turn, load, repeat
+
+
+class Answer(NamedTuple):
+    """What vanilla said. An engine that sends no ids has the text alone."""
+
+    ids: list[int]
+    text: str | None
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Runner:
     until: Precision | None = None
     gpu: Gpu | None = None
     memory: dict[tuple[str, int], dict[str, int | None] | None] = field(default_factory=dict)
-    _answers: dict[AnswerKey, list[int]] = field(default_factory=dict)
+    _answers: dict[AnswerKey, Answer] = field(default_factory=dict)
 
     def measure(self, blocks: Sequence[Block]) -> str:
         """Everything still missing, and how it ended: `complete`, `until reached` or `time budget`."""
@@ -75,7 +82,7 @@ class Runner:
         finished = {trial.block for trial in self.done}
         for trial in by_key(self.done).values():
             if trial.method == VANILLA and trial.error is None:
-                self._answers[_answer_key(trial)] = trial.output_ids
+                self._answers[_answer_key(trial)] = Answer(trial.output_ids, trial.text)
         todo = [block for block in blocks if block.index not in finished]
         if not todo:
             return COMPLETE
@@ -219,18 +226,21 @@ class Runner:
         """Keep vanilla's answers for later turns, fill in agreement (greedy only) and texts."""
         for row in rows.get(VANILLA, ()):
             if row.error is None:
-                self._answers[_answer_key(row)] = row.output_ids
+                self._answers[_answer_key(row)] = Answer(row.output_ids, row.text)
         for group in rows.values():
             for prompt, row in zip(batch.prompts, group, strict=True):
                 if row.error is not None:
                     continue
-                if self.config.text and self.target.tokenizer is not None:
+                if self.config.text and self.target.tokenizer is not None and row.text is None:
                     row.text = self._decode(row.output_ids)
                 reference = self._answer(_answer_key(row))
                 if self.config.sampling.greedy and reference is not None and row.method != VANILLA:
-                    row.agreement = agreement(self.target, prompt, reference, row.output_ids)
+                    row.agreement = self._agreement(prompt, reference, row)
 
-    def _answer(self, key: AnswerKey) -> list[int] | None:
+    def _agreement(self, prompt: list[int], reference: Answer, row: Trial) -> dict[str, Any] | None:
+        return agreement(self.target, prompt, reference.ids, row.output_ids)
+
+    def _answer(self, key: AnswerKey) -> Answer | None:
         """Vanilla's answer. Where a reversed pass comes before vanilla's, the first repeat's: greedy, so the same."""
         return self._answers.get(key) or self._answers.get((*key[:-1], 0))
 
@@ -249,12 +259,8 @@ class Runner:
     def _prompt(self, block: Block, row: int) -> tuple[list[int], str | None]:
         """A row's prompt, continued from vanilla's own answers, and why it cannot be run (None if it can)."""
         question = block.questions[row]
-        keys = [
-            (block.task.name, question.id, turn, block.batch_size, block.repeat) for turn in range(block.turn)
-        ]
-        found = [self._answer(key) for key in keys]
-        answers = [self._decode(ids) for ids in found if ids is not None]
-        if len(answers) < len(keys):
+        answers = self._earlier(block, row)
+        if answers is None:
             return [], "an earlier turn has no answer of vanilla's to continue from"
         ids = render(
             question,
@@ -267,6 +273,14 @@ class Runner:
             avoid=self.target.stop,
         )
         return ids, check_prompt(ids, block.max_new_tokens, self.target.context)
+
+    def _earlier(self, block: Block, row: int) -> list[str] | None:
+        """Vanilla's answers to the turns before this one; None if one is missing."""
+        question = block.questions[row].id
+        keys = [(block.task.name, question, turn, _load(block), block.repeat) for turn in range(block.turn)]
+        found = [answer for key in keys if (answer := self._answer(key)) is not None]
+        texts = [self._decode(answer.ids) if answer.ids else answer.text or "" for answer in found]
+        return texts if len(texts) == len(keys) else None
 
     def _refused(self, batch: Batch) -> list[Trial]:
         """Error rows, for every method, of the questions that have no prompt to run."""
@@ -336,12 +350,16 @@ def settled_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _pass_of(block: Block) -> tuple[str | None, int, int]:
-    return block.only, block.batch_size, block.repeat
+def _pass_of(block: Block) -> Hashable:
+    return block.only, _load(block), block.repeat
 
 
 def _answer_key(trial: Trial) -> AnswerKey:
-    return (trial.task, trial.question, trial.turn, trial.batch_size, trial.repeat)
+    return (trial.task, trial.question, trial.turn, _load(trial), trial.repeat)
+
+
+def _load(of: Block | Trial) -> Hashable:
+    return of.batch_size, of.concurrency, of.request_rate
 
 
 def _disturbance(measured: Measured) -> str | None:

@@ -16,16 +16,18 @@ from specbench.config import (
     EMBEDDED_METHODS,
     EMBEDDED_NEW_TOKENS,
     EMBEDDED_TARGET,
+    NATIVE,
     RunConfig,
     read_config,
 )
 from specbench.errors import SpecbenchError
-from specbench.store import Run, RunStore, default_name, read_run
+from specbench.store import INTERLEAVED, WHOLE_PASSES, Run, RunStore, default_name, read_run
 
 if TYPE_CHECKING:
     from specbench.build import Named
     from specbench.models.target import Target
     from specbench.plan import Block
+    from specbench.precision import Precision
     from specbench.questions import Task
     from specbench.spec import Spec
 
@@ -35,6 +37,7 @@ UNTIL_ENDS = {
     "complete": "the questions ran out; --until ±{width:.1%}, {found}",
     "time budget": "the time budget ran out; --until ±{width:.1%}, {found}",
 }
+RUN_REPORTS = ("md", "html")  # that a run writes; where the last one is, it says
 PIPED_WIDTH = 120  # of the table in a file or a CI log
 
 
@@ -49,9 +52,27 @@ def effective_config(given: Mapping[str, Any], file: Path | None) -> RunConfig:
             settings = {"limit": 1, "max_new_tokens": EMBEDDED_NEW_TOKENS, **settings}
     settings.setdefault("tasks", tuple(bundled_names()))
     config = RunConfig(**{"methods": EMBEDDED_METHODS, **settings})
+    if config.engine != NATIVE:
+        from specbench.serving.options import with_engine_defaults
+
+        return with_engine_defaults(config, settings)
+    if config.concurrency or config.request_rates or config.url or config.baseline_url or config.co_resident:
+        raise SpecbenchError(
+            "--concurrency, --request-rate, --url and --co-resident are for serving engines",
+            "name one with --engine, or use --batch-size",
+        )
     if "methods" not in settings and 1 not in config.batch_sizes:
         return replace(config, methods=EMBEDDED_BATCH_METHODS)
     return config
+
+
+def session_class_for(config: RunConfig) -> type[Session]:
+    """What carries out a run of this config: our own loop's session, or an engine's."""
+    if config.engine == NATIVE:
+        return Session
+    from specbench.serving.session import EngineSession
+
+    return EngineSession
 
 
 @dataclass
@@ -108,7 +129,7 @@ class Session:
 
         tasks = self._tasks()
         specs = self._specs()
-        store = self._store()
+        store = self.store = self._store()
         earlier = None if self.fresh or not store.exists else read_run(store.path)
         if earlier is not None:
             self._check_same(earlier)
@@ -119,7 +140,8 @@ class Session:
         target, methods = self._open(specs)
         blocks = self._schedule(tasks, methods)
         manifest = describe(store.path.name, self.argv, self.config, tasks, target, methods)
-        manifest["schedule"] = "whole passes" if blocks[0].only else "interleaved"
+        manifest["schedule"] = WHOLE_PASSES if blocks[0].only else INTERLEAVED
+        manifest |= self._engine_facts()
         if earlier is not None:
             manifest = resumed(manifest, earlier.manifest, self._note)
         self._make_room(store, earlier)
@@ -187,18 +209,28 @@ class Session:
     def _open(self, specs: Sequence[tuple[str, Spec]]) -> tuple[Target, list[Named]]:
         import torch
 
+        from specbench.analysis.extract import drafter_line
         from specbench.build import build, open_target
         from specbench.conversation import template_note
+        from specbench.draft_costs import learn_costs
+        from specbench.models.gguf import cache_folder
 
         torch.set_grad_enabled(False)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         target = open_target(self.config, self._note)
         methods = [build(label, spec, target, self.config) for label, spec in specs]
+        learn_costs(methods, target, self.config, cache_folder(), self._note)
         note = template_note(target.tokenizer, self.config.template_args)
         self._note_all([note] if note else [])
         self._note_all(getattr(target.identity, "notes", []))
+        drafters = ((named.label, drafter_line(named.method.draft_identity())) for named in methods)
+        self._note_all([f"{label} drafts with {line}" for label, line in drafters if line])
         return target, methods
+
+    def _engine_facts(self) -> dict[str, Any]:
+        """What the manifest says of a serving engine; nothing of our own loop."""
+        return {}
 
     def _schedule(self, tasks: Sequence[Task], methods: Sequence[Named]) -> list[Block]:
         """Blocks that interleave the methods, or whole passes where one keeps what earlier prompts taught it."""
@@ -262,9 +294,12 @@ class Session:
                 gpu=gpu,
             )
             ended = runner.measure(blocks)
+        self._say_until(until, ended)
+        return ended
+
+    def _say_until(self, until: Precision | None, ended: str) -> None:
         if until is not None:
             self._note(UNTIL_ENDS[ended].format(width=until.width, found=until.describe()))
-        return ended
 
     # -- after -----------------------------------------------------------------------------------------------
 
@@ -307,11 +342,10 @@ class Session:
         from specbench.cli.report import folder_name, write
         from specbench.report import FORMATS
 
+        folder = self.reports / folder_name([run.path.name])
         try:
-            path = write(
-                self.reports / folder_name([run.path.name]) / FORMATS["md"].filename,
-                FORMATS["md"].render(summary, [run]),
-            )
+            for form in (FORMATS[name] for name in RUN_REPORTS):
+                path = write(folder / form.filename, form.render(summary, [run]))
         except SpecbenchError as error:  # the measurements are safe: a report can be made again
             self._note(f"no report: {error.message}")
             return

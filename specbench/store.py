@@ -37,6 +37,9 @@ class Rounds:
 
     An engine that does not tell its rounds apart has one entry for all of them: `count` says how many rounds an
     entry stands for and `with_draft` how many of those had a draft; its `round_s` is their mean. None: one each.
+
+    `experts`, of a mixture of experts: how many different ones the verify pass woke (all rows of its batch together),
+    the mean over the MoE layers.
     """
 
     drafted: list[int] | None = field(default_factory=list)
@@ -48,6 +51,7 @@ class Rounds:
     draft_s: Sequence[float] | None = None
     verify_s: Sequence[float] | None = None
     round_s: Sequence[float] | None = None
+    experts: list[float] | None = None
 
     def __post_init__(self) -> None:
         for name in TIMES:

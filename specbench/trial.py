@@ -37,6 +37,7 @@ class Measured:
     cpu: CpuReading | None = None
     nvml: dict[str, Any] | None = None
     error: str | None = None
+    experts: list[float] | None = None  # of each round
 
 
 @dataclass
@@ -79,7 +80,8 @@ def generate(named: Named, request: Request, instruments: Instruments | None = N
         if not instruments:
             return Measured(tokens, rounds, timings)
         cpu = instruments.cpu.stop(timings.total_s)
-        return Measured(tokens, rounds, timings, cpu, instruments.sampler.window(begin, perf_counter()))
+        nvml = instruments.sampler.window(begin, perf_counter())
+        return Measured(tokens, rounds, timings, cpu, nvml, experts=_experts(rounds))
     if out_of_memory:  # out here the exception is gone, and with it the frames that held the tensors
         _free(named)
     return Measured([[] for _ in request.prompts], [], NullClock().stop(), error=error)
@@ -95,6 +97,13 @@ def _tokens(rounds: Sequence[Round], rows: int) -> list[list[int]]:
     if not rounds or not rounds[0].prefill:
         raise ValueError("the method's first round is not its prefill")
     return [[token for one in rounds for token in one.tokens[row]] for row in range(rows)]
+
+
+def _experts(rounds: Sequence[Round]) -> list[float] | None:
+    """What the rounds know of the experts they woke, in one read."""
+    found = [one.experts for one in rounds if not one.prefill]
+    known = [value for value in found if value is not None]
+    return torch.stack(known).tolist() if known and len(known) == len(found) else None
 
 
 def _free(named: Named) -> None:
@@ -213,6 +222,7 @@ def _rounds(measured: Measured, row: int) -> Rounds:
         draft_s=column(time.draft_s),
         verify_s=column(time.verify_s),
         round_s=column(time.round_s),
+        experts=column(measured.experts),
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
+from transformers.activations import ACT2FN
 
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.target import Target
@@ -196,7 +197,9 @@ def outputs(
         x = residual + _attention(state, name, x, theta, see, at)
         y = _norm(state, f"{name}.post_attention_layernorm", x)
         gate, up, down = (state[f"{name}.mlp.{part}_proj.weight"].T for part in ("gate", "up", "down"))
-        x = x + (silu(y @ gate) * (y @ up)) @ down
+        said = checkpoint.config.get("transformer_layer_config", checkpoint.config)
+        act = ACT2FN[said.get("hidden_act", "silu")]
+        x = x + (act(y @ gate) * (y @ up)) @ down
     return x
 
 

@@ -131,6 +131,7 @@ def test_default_layers_are_spread_as_the_official_code_does() -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "chain": {},
     "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7},
+    "activation": {"hidden_act": "gelu"},
     "dspark-vanilla": {"markov": "vanilla"},
     "dspark-gated": {"markov": "gated"},
     "dspark-rnn": {"markov": "rnn"},
@@ -222,18 +223,16 @@ def test_best_first_puts_parents_first_where_all_are_equally_likely() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_output_is_the_targets(name: str, tmp_path: Path) -> None:
     config, attention = ARCHITECTURES[name]
-    target = tiny.build(config, seed=1, attn=attention)
+    target = tiny.build(tiny.of_few_tokens(config), seed=1, attn=attention)
     folder = str(write_draft(tmp_path, target))
-    prompts = tiny.prompts(4, 64, seed=2)
+    prompts = tiny.prompts(4, target.vocab_size, seed=2)
     answers = [hf_greedy(target, prompt, NEW) for prompt in prompts]
-    for options in ({}, {"tree": "ddtree", "nodes": 60}):
+    for options in ({}, {"tree": "ddtree", "nodes": 20}):
         method = DraftVerify(target, DFlash(target, draft=folder, **options))
-        assert generate(method, Request(prompts[:1], NEW))[0] == answers[:1]
-        outputs, rounds = generate(method, Request(prompts, NEW))
-        assert outputs == answers
-    assert sum(n for r in rounds for n in r.accepted) > 0, (
-        "trees of 60 nodes over 64 tokens are right sometimes"
-    )
+        for rows in (1, 4):
+            outputs, rounds = generate(method, Request(prompts[:rows], NEW))
+            assert outputs == answers[:rows]
+            assert sum(n for r in rounds for n in r.accepted) > 0
 
 
 @pytest.mark.parametrize("tree", ["chain", "ddtree"])
@@ -307,9 +306,9 @@ def test_without_a_base_of_its_own_the_rope_is_the_targets(tmp_path: Path) -> No
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "hidden": ({"hidden_size": 16}, "has hidden size 16, the target 32"),
+    "hidden": ({"hidden_size": 16}, r"states of size 16 \(hidden_size\), this target's have size 32"),
     "layers": ({"num_target_layers": 7}, "made for a target of 7 layers, this one has 2"),
-    "ids": ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 9]}}, r"reads target layer \[9\]"),
+    "ids": ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 9]}}, "reads target layer 9"),
     "mask": (
         {"dflash_config": {"mask_token_id": 64, "target_layer_ids": [0, 1]}},
         "mask_token_id 64, the target's",
@@ -354,8 +353,9 @@ def test_wrong_weights_are_one_clear_line(
 def test_options_that_cannot_be(llama: Target, draft: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecbenchError, match="needs a DFlash draft"):
         DFlash(llama)
-    with pytest.raises(ValueError, match="nodes must be at least 1"):
-        DFlash(llama, draft=str(draft), nodes=0)
+    for nodes in (0, 100_000):
+        with pytest.raises(ValueError, match="nodes must be 1 to 1024"):
+            DFlash(llama, draft=str(draft), nodes=nodes)
     markov = write_draft(tmp_path, llama, markov="vanilla")
     with pytest.raises(ValueError, match="do not depend on each other"):
         DFlash(llama, draft=str(markov), tree="ddtree")

@@ -231,6 +231,20 @@ def test_no_drafts_beyond_the_drafts_positions(llama: Target, name: str) -> None
     assert all(r.drafted == [0] for r in rounds[1:])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_that_are_all_too_long_from_the_first_on(llama: Target, name: str) -> None:
+    """Nothing was ever fed to the network, so there is nothing to draft from."""
+    checkpoint = heads.eagle3(llama) if name == "eagle3" else heads.eagle1(llama)
+    checkpoint.config["max_position_embeddings"] = 16
+    made = {"eagle1": Eagle1, "eagle2": Eagle2, "eagle3": Eagle3}[name](llama, draft=checkpoint)
+    long, short = list(range(14)) * 2, [1, 2, 3]
+    for prompts in ([long], [long, long], [short, long], [long]):
+        outputs, rounds = generate(DraftVerify(llama, made), Request(prompts, 8))
+        assert outputs == [hf_greedy(llama, prompt, 8) for prompt in prompts]
+        assert bool(rounds[1].drafted[0]) == (prompts[0] is short)
+    made.release()
+
+
 class _Reads(TorchDispatchMode):
     """Counts what would make a GPU wait for the host."""
 
@@ -276,8 +290,7 @@ def test_drafting_never_reads_the_device(
 def test_eagle_takes_what_the_draft_is(llama: Target) -> None:
     for checkpoint, taken in ((heads.eagle1(llama), "eagle2"), (heads.eagle3(llama), "eagle3")):
         made = Eagle(llama, draft=checkpoint, total_token=10, depth=2, top_k=3)
-        assert made.taken == taken
-        assert f"eagle took {taken}" in made.draft_identity()["notes"]
+        assert made.draft_identity()["notes"] == [made.kind, f"eagle took {taken}"]
         prompts = tiny.prompts(2, VOCAB, seed=3)
         outputs, _ = generate(DraftVerify(llama, made), Request(prompts, 12))
         assert outputs == [hf_greedy(llama, prompt, 12) for prompt in prompts]

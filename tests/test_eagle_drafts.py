@@ -20,7 +20,9 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.eagle import Eagle3 as Eagle3Net
 from specbench.models.eagle import open_eagle
-from specbench.models.eagle_config import Config, aux_taps, rope_frequencies
+from specbench.models.eagle_config import aux_taps
+from specbench.models.fields import Fields
+from specbench.models.rope import read_frequencies
 from specbench.models.target import Target
 
 Eagle, Eagle1, Eagle2, Eagle3 = (
@@ -74,6 +76,8 @@ SPELLINGS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     ),
     "speculators, gpt-oss": ({"layer": "layers.0", "input_norm": True}, {"norm_before_fc": True}),
     "own theta": ({"rope_theta": 500.0}, None),
+    "own activation": ({"hidden_act": "gelu"}, None),
+    "speculators, own activation": ({"layer": "layers.0", "hidden_act": "gelu_pytorch_tanh"}, {}),
 }
 
 
@@ -115,9 +119,9 @@ def test_each_spelling_computes_what_a_plain_forward_does(llama: Target, spellin
     assert net.to_target(torch.arange(10)).tolist() == state["t2d"].nonzero()[:, 0].tolist()
 
 
-@pytest.mark.parametrize("config", [{}, {"bias": False}, {"qkv_bias": True}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"bias": False}, {"qkv_bias": True}, {"hidden_act": "relu"}], ids=str)
 @torch.no_grad()
-def test_eagle1_computes_what_a_plain_forward_does(llama: Target, config: dict[str, bool]) -> None:
+def test_eagle1_computes_what_a_plain_forward_does(llama: Target, config: dict[str, Any]) -> None:
     checkpoint = heads.eagle1(llama, **config)
     net = open_eagle(checkpoint, llama)
     final = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
@@ -157,7 +161,7 @@ def test_without_aux_layers_the_last_hidden_state_goes_in_as_it_is(llama: Target
     ids=str,
 )
 def test_aux_layers_in_each_convention(config: dict[str, Any], inputs: list[int]) -> None:
-    taps = aux_taps(Config(heads.made("x", config, {})), 8)
+    taps = aux_taps(Fields("x", config), 8)
     assert taps == tuple(f"layer:{i - 1}" if i else "embed" for i in inputs)
 
 
@@ -167,7 +171,7 @@ def test_scaled_rotary_positions_are_those_of_transformers(llama: Target, field:
     extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
     scaling = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 64, **extra}
     config = {"rope_theta": 5000.0, "max_position_embeddings": 512, field: dict(scaling)}
-    ours, scale = rope_frequencies(Config(heads.eagle1(llama, **config)), 8)
+    ours, scale = read_frequencies(Fields("x", heads.eagle1(llama, **config).config), 8)
     theirs = LlamaRotaryEmbedding(
         LlamaConfig(**{**SMALL, "rope_parameters": {**scaling, "rope_theta": 5000.0}})
     )
@@ -273,9 +277,12 @@ def test_no_draft_and_no_folder(llama: Target, method: Any) -> None:
 
 
 def test_options_out_of_range(llama: Target) -> None:
-    for options in ({"total_token": 1}, {"depth": -1}, {"top_k": 0}):
-        with pytest.raises(ValueError, match="at least"):
-            Eagle2(llama, draft=heads.eagle1(llama), **options)
+    for name, value, said in (
+        ("total_token", 1, "2 to 1024"), ("total_token", 100_000, "2 to 1024"), ("depth", -1, "0 to 64"),
+        ("depth", 65, "0 to 64"), ("top_k", 0, "1 to 256"), ("top_k", 257, "1 to 256"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name} must be {said}, not {value}"):
+            Eagle2(llama, draft=heads.eagle1(llama), **{name: value})
     with pytest.raises(SpecbenchError, match="no tree"):
         Eagle1(llama, draft=heads.eagle1(llama), tree="oak")
 

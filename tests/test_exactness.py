@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import tiny
+import tiny_datastore
 import torch
 
 from specbench.decoding.draft import Draft, Drafter
@@ -35,8 +36,15 @@ SAMPLINGS = [
 ]
 
 DraftModel = importlib.import_module("specbench.methods.draft_model").DraftModel
+SelfSpeculation = importlib.import_module("specbench.methods.self_speculation").SelfSpeculation
 PromptLookup = importlib.import_module("specbench.methods.prompt_lookup").PromptLookup
 Oracle = importlib.import_module("specbench.methods.oracle").Oracle
+Lookahead = importlib.import_module("specbench.methods.lookahead").Lookahead
+TokenRecycling = importlib.import_module("specbench.methods.token_recycling").TokenRecycling
+Rest = importlib.import_module("specbench.methods.rest").Rest
+Suffix = importlib.import_module("specbench.methods.suffix").Suffix
+Sam = importlib.import_module("specbench.methods.sam").Sam
+Cascade = importlib.import_module("specbench.methods.cascade").Cascade
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +167,55 @@ def test_prompt_lookup(target: Target, sampling: Sampling) -> None:
     check(target, PromptLookup(target, k=3, ngram=2, partial=True), sampling)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"skip": [1], "k": "auto"},
+        pytest.param({"skip": [1, 2]}, marks=pytest.mark.slow),
+        pytest.param({"exit": 1, "threshold": 0.4}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_self_speculation(options: dict) -> None:
+    deep = tiny.llama(VOCAB, seed=3, layers=3, hidden=16, std=0.6)
+    check(deep, SelfSpeculation(deep, **options), Sampling(1.0))
+
+
+@pytest.mark.slow
+def test_draft_model_of_adaptive_length(target: Target, draft: Target) -> None:
+    check(target, DraftModel(target, draft=draft, k="auto"), Sampling(1.0))
+
+
 def test_deterministic_tree(target: Target) -> None:
     check(target, Oracle(target, rate=0.6, k=3, tree=7), Sampling(1.0), answer=[4, 2, 5, 1])
+
+
+def test_lookahead(target: Target) -> None:
+    check(target, Lookahead(target, level=3, window=1, guess=3, pool_from_prompt=True), Sampling(1.0))
+
+
+def test_token_recycling(target: Target) -> None:
+    check(target, TokenRecycling(target, k=2), Sampling(1.0))
+
+
+@pytest.mark.slow
+def test_rest(target: Target) -> None:
+    store = tiny_datastore.store([1, 4, 2, 5, 1, 4, 0, 3, 1, 4, 2], [4, 0, 1, 1, 4, 3, 3], [4, 0, 3])
+    check(target, Rest(target, datastore=store, shortest=1), Sampling(1.0))
+
+
+def test_suffix(target: Target) -> None:
+    check(target, Suffix(target, tree=True, factor=3, min_prob=0.0), Sampling(1.0))
+
+
+def test_sam(target: Target) -> None:
+    check(target, Sam(target, threshold=1, fallback=TokenRecycling(target, k=2)), Sampling(1.0))
+
+
+def test_cascade_of_what_is_looked_up_and_what_is_sampled(target: Target, draft: Target) -> None:
+    """One row's draft is deterministic while another's was drawn from q."""
+    first, then = PromptLookup(target, k=3, ngram=2, partial=True), DraftModel(target, draft=draft, k=3)
+    check(target, Cascade(target, first=first, then=then), Sampling(1.0))
 
 
 def test_vanilla(target: Target) -> None:

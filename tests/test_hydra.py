@@ -9,6 +9,7 @@ import heads
 import pytest
 import tiny
 import torch
+from parity_scores import overheard
 from test_exactness import check
 from test_loop import ARCHITECTURES, hf_greedy
 from transformers import LlamaConfig
@@ -42,12 +43,6 @@ def random_hydra(target: Target, **options: Any) -> Hydra:
 # -- the official code's own rounds ------------------------------------------------------------------------------
 
 
-def test_every_round_is_the_official_one(official: heads.Golden) -> None:
-    drafter = Hydra(official.target, draft=str(official.folder / "draft"))
-    rounds = sum(map(len, official.golden["rounds"]))
-    assert heads.same_rounds(official, drafter) > 0.9 * rounds, "the rest may follow ties"
-
-
 def test_outputs_in_a_batch_are_the_official_ones(official: heads.Golden) -> None:
     golden = official.golden
     stop = frozenset([golden["settings"]["eos_token_id"]])
@@ -63,10 +58,11 @@ def test_prefix_and_head_logits_are_the_official_ones(official: heads.Golden) ->
     propose = drafter.propose
 
     def spy(*args: Any) -> Any:
-        levels = list(drafter._grow(drafter.tree))
-        seen.append({f"head{i}": logits[0] for i, (_, logits, _) in enumerate(levels)})
+        with overheard(drafter.net, "logits") as heads_logits:
+            drafts = propose(*args)
+        seen.append({f"head{i}": logits[0] for i, logits in enumerate(heads_logits)})
         seen[-1]["prefix"] = drafter._state
-        return propose(*args)
+        return drafts
 
     drafter.propose = spy  # type: ignore[method-assign]
     prompt = official.golden["prompts"][official.golden["settings"]["tensors_prompt_index"]]
@@ -109,10 +105,11 @@ def head_by_definition(state: heads.State, head: int, path: torch.Tensor) -> tor
     return through(f"hydra_lm_head.{head}.1", x + gate * gate.sigmoid())
 
 
-@pytest.mark.parametrize("theta", [10000.0, 500.0])
-def test_drafts_in_a_ragged_batch_by_the_definition(theta: float) -> None:
-    """Grouped-query attention, any rope_theta, rows of unequal length and acceptance: every node, recomputed."""
-    target = tiny.llama(8, seed=3, rope_parameters={"rope_type": "default", "rope_theta": theta})
+@pytest.mark.parametrize(("theta", "act"), [(10000.0, "silu"), (500.0, "silu"), (10000.0, "gelu")])
+def test_drafts_in_a_ragged_batch_by_the_definition(theta: float, act: str) -> None:
+    """Grouped-query attention, any rope_theta and activation, rows of unequal length: every node, recomputed."""
+    rope = {"rope_type": "default", "rope_theta": theta}
+    target = tiny.llama(8, seed=3, hidden_act=act, rope_parameters=rope)
     state = heads.hydra_state(target)
     state["input_embed_fn.weight"] = target.embeddings.weight.detach().clone()
     drafter = Hydra(target, draft=heads.checkpoint(state))
@@ -153,12 +150,11 @@ def compare_draft(state: heads.State, target: Target, text: list[int], draft: An
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_equals_transformers(name: str, rows: int) -> None:
     config, attention = ARCHITECTURES[name]
-    target = tiny.build(config, seed=1, attn=attention)
-    prompts = tiny.prompts(rows, VOCAB, seed=2)
+    target = tiny.build(tiny.of_few_tokens(config), seed=1, attn=attention)
+    prompts = tiny.prompts(rows, target.vocab_size, seed=2)
     outputs, rounds = heads.run(random_hydra(target), Request(prompts, NEW))
     assert outputs == [hf_greedy(target, prompt, NEW) for prompt in prompts]
-    accepted = sum(n for r in rounds for n in r.accepted)
-    assert rows == 1 or accepted > 0, "even random heads are right now and then"
+    assert sum(n for r in rounds for n in r.accepted) > 0
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 5])
@@ -241,10 +237,10 @@ def damaged(state: heads.State, key: str, value: torch.Tensor | None) -> heads.S
         ("hydra_mlp.1.3.linear.bias", None, "no weight hydra_mlp.1.3.linear.bias"),
         ("hydra_lm_head.3.1.bias", None, "no weight hydra_lm_head.3.1.bias"),
         ("prefix_embeding_layer.norm.weight", None, "no weight prefix_embeding_layer.norm.weight"),
-        ("hydra_lm_head.0.1.weight", torch.zeros(50, 32), "is 50 x 32, expected 64 x 32"),
+        ("hydra_lm_head.0.1.weight", torch.zeros(50, 32), "its target has 50 token ids (hydra_lm_head.0.1.w"),
         ("hydra_mlp.0.1.linear.weight", torch.zeros(32, 96), "is 32 x 96, expected 32 x 64"),
         ("prefix_embeding_layer.layers.0.mlp.gate_proj.weight", torch.zeros(64, 48), "expected any x 32"),
-        ("input_embed_fn.weight", torch.zeros(50, 32), "input_embed_fn.weight is 50 x 32, expected 64 x 32"),
+        ("input_embed_fn.weight", torch.zeros(50, 32), "its target has 50 token ids (input_embed_fn.weight)"),
         ("prefix_embeding_layer.layers.1.mlp.up_proj.weight", torch.zeros(1), "layers.1.mlp.up_proj.weight"),
     ],
 )

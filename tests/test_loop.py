@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import tiny
+import tiny_datastore
 import torch
 from transformers import (
     Gemma3TextConfig,
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from specbench.decoding.draft import Draft, Drafter, Probes
+from specbench.decoding.draft_length import DraftLength
 from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Method, Request, Round
 from specbench.decoding.sampling import Sampling
@@ -38,6 +40,9 @@ def method_class(name: str) -> type:
 
 
 DraftModel, PromptLookup, Oracle = map(method_class, ("draft_model", "prompt_lookup", "oracle"))
+SelfSpeculation = method_class("self_speculation")
+Lookahead, TokenRecycling, Rest = map(method_class, ("lookahead", "token_recycling", "rest"))
+Suffix, Sam, Cascade = map(method_class, ("suffix", "sam", "cascade"))
 
 SMALL = {
     "vocab_size": VOCAB,
@@ -141,7 +146,26 @@ def test_greedy_equals_transformers(target: Target, rows: int) -> None:
         "vanilla": Drafter(target),
         "prompt-lookup": PromptLookup(target, k=4, ngram=2, partial=True),
         "self-draft": DraftModel(target, draft=draft, k=3),
+        "self-draft, k=auto": DraftModel(target, draft=draft, k="auto"),
+        "self-speculation": SelfSpeculation(target),
+        "early exit, k=auto": SelfSpeculation(target, exit=1, k="auto", threshold=0.3),
+        "layer search": SelfSpeculation(target, search=True, k=2),
         "random trees": RandomTrees(target, answers),
+        "lookahead": Lookahead(target, level=4, window=4, guess=3, pool_from_prompt=True),
+        "token recycling": TokenRecycling(target),
+        "rest": Rest(target, datastore=tiny_datastore.store(*answers.values()), shortest=1),
+        "suffix": Suffix(target),
+        "suffix tree": Suffix(target, tree=True, factor=2, offset=1, warm=True),
+        "sam": Sam(target, threshold=2, fallback=TokenRecycling(target, tree="sam")),
+        "sam of a corpus": Sam(
+            target, corpus=tiny_datastore.store(*answers.values()), bias=0, fallback="none"
+        ),
+        "cascade": Cascade(
+            target, first=PromptLookup(target, k=4, ngram=2), then=DraftModel(target, draft=draft, k=3)
+        ),
+        "cascade of probes": Cascade(
+            target, first=Lookahead(target, level=4, window=4), then=TokenRecycling(target)
+        ),
     }
     for name, drafter in drafters.items():
         outputs, _ = generate(DraftVerify(target, drafter), Request(prompts, NEW))
@@ -327,12 +351,7 @@ def test_a_draft_with_a_padded_vocabulary(llama: Target) -> None:
     for size in (VOCAB - 8, VOCAB + 8):
         drafter = DraftModel.__new__(DraftModel)
         Drafter.__init__(drafter, llama)
-        drafter.draft, drafter.k, drafter.schedule, drafter.threshold = (
-            tiny.llama(size, seed=3),
-            3,
-            "constant",
-            0.4,
-        )
+        drafter.draft, drafter.length, drafter.threshold = tiny.llama(size, seed=3), DraftLength(3), 0.0
         drafter.max_nodes = 3
         method = DraftVerify(llama, drafter)
         outputs, _ = generate(method, Request([prompt], NEW))

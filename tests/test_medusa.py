@@ -18,9 +18,11 @@ from test_loop import ARCHITECTURES, hf_greedy
 from specbench.decoding.draft import Draft
 from specbench.decoding.method import Request
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.static_tree import StaticTree, named
-from specbench.decoding.tree import Tree, collate
+from specbench.decoding.static_tree import StaticTree
+from specbench.decoding.tree import collate
 from specbench.errors import SpecbenchError
+from specbench.measure.memory import module_bytes
+from specbench.models import checkpoint
 from specbench.models.load import load
 from specbench.models.medusa import MedusaHeads, open_medusa
 from specbench.models.target import Target
@@ -56,11 +58,6 @@ def one_head_at_a_time(state: heads.State, hidden: torch.Tensor, head: int, bloc
 # -- the official code's own rounds ------------------------------------------------------------------------------
 
 
-def test_every_round_is_the_official_one(official: heads.Golden) -> None:
-    drafter = Medusa(official.target, draft=str(official.folder / "draft"))
-    assert heads.same_rounds(official, drafter) == sum(map(len, official.golden["rounds"]))
-
-
 def test_outputs_in_a_batch_are_the_official_ones(official: heads.Golden) -> None:
     golden = official.golden
     stop = frozenset([golden["settings"]["eos_token_id"]])
@@ -82,67 +79,6 @@ def test_head_logits_are_the_official_ones(official: heads.Golden) -> None:
         torch.testing.assert_close(logits[step][0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_typical_rounds_are_the_official_ones(official: heads.Golden) -> None:
-    golden, settings = official.golden, official.golden["settings"]["typical"]
-    drafter = Medusa(official.target, draft=str(official.folder / "draft"), posterior="typical")
-    assert not drafter.lossless
-    cases = zip(golden["prompts"], golden["typical_outputs"], golden["typical_rounds"], strict=True)
-    for prompt, expected, rounds in cases:
-        heard = heads.overheard(drafter)
-        request = Request(
-            [prompt],
-            len(expected) + 5,
-            frozenset(),
-            Sampling(settings["temperature"]),
-            [torch.Generator().manual_seed(1)],
-        )
-        (output,), (_, *ours) = heads.run(drafter, request)
-        assert output[: len(expected)] == expected
-        for draft, one, theirs in zip(heard, ours, rounds, strict=False):
-            assert one.accepted == [theirs["accepted"]]
-            assert heads.accepted_nodes(draft[0], one.tokens[0], one.accepted[0]) == theirs["accepted_nodes"]
-        del drafter.propose
-
-
-def padded_candidates(
-    nodes: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor
-) -> tuple[Tree, torch.Tensor]:
-    """The official layout: a chain a leaf, short ones padded with token 0, which the last node's logits follow."""
-    tokens = torch.where(rows < 0, 0, nodes[rows])[:, 1:]
-    chains, depth = tokens.shape
-    parents = torch.arange(chains * depth).view(chains, depth) - 1
-    parents[:, 0] = -1
-    tree = collate(nodes[:1], [Draft(tokens.flatten(), parents.flatten())], [True], logits.shape[-1])
-    return tree, torch.cat([logits[:1], logits[rows[:, 1:]].flatten(0, 1)])[None]
-
-
-def test_typical_decisions_are_the_official_ones(official: heads.Golden) -> None:
-    """All 24 on the official code's padded candidates; on the tree itself those that padding has no part in."""
-    tensors, tree = official.tensors("typical.npz"), named("mc_sim_7b_63")
-    rows = torch.from_numpy(tensors["retrieve_indices"])
-    unpadded = 0
-    for case in official.golden["typical_cases"]:
-        nodes = torch.from_numpy(tensors[f"node_tokens_{case['case']}"])
-        logits = torch.from_numpy(tensors[f"node_logits_{case['case']}"])
-        options = Sampling(case["temperature"]), case["posterior_threshold"], case["posterior_alpha"]
-        laid, at = padded_candidates(nodes, logits, rows)
-        verdict = typical(laid, at, *options)
-        kept = int(verdict.accepted)
-        assert kept == case["accept_length"]
-        columns = verdict.path[0, 1 : kept + 1] - 1
-        chosen, place = columns // 4, columns % 4
-        assert (rows[chosen, place + 1] - 1).tolist() == case["accepted_nodes"]
-        if -2 in case["accepted_nodes"]:
-            continue
-        unpadded += 1
-        whole = collate(nodes[:1], [Draft(nodes[1:], tree.parents)], [True], logits.shape[-1])
-        verdict = typical(whole, logits[None], *options)
-        assert (verdict.path[0, 1 : int(verdict.accepted) + 1] - 1).tolist() == case["accepted_nodes"]
-        last = int(verdict.path[0, int(verdict.accepted)])
-        assert int(verdict.bonus) == int(logits[last].argmax())
-    assert unpadded == 17
-
-
 # -- lossless ------------------------------------------------------------------------------------------------
 
 
@@ -150,12 +86,11 @@ def test_typical_decisions_are_the_official_ones(official: heads.Golden) -> None
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_equals_transformers(name: str, rows: int) -> None:
     config, attention = ARCHITECTURES[name]
-    target = tiny.build(config, seed=1, attn=attention)
-    prompts = tiny.prompts(rows, VOCAB, seed=2)
+    target = tiny.build(tiny.of_few_tokens(config), seed=1, attn=attention)
+    prompts = tiny.prompts(rows, target.vocab_size, seed=2)
     outputs, rounds = heads.run(random_medusa(target), Request(prompts, NEW))
     assert outputs == [hf_greedy(target, prompt, NEW) for prompt in prompts]
-    accepted = sum(n for r in rounds for n in r.accepted)
-    assert rows == 1 or accepted > 0, "even random heads are right now and then"
+    assert sum(n for r in rounds for n in r.accepted) > 0
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 5])
@@ -246,6 +181,7 @@ def slow_typical(
 def test_typical_draws_nothing_and_keeps_more(official: heads.Golden) -> None:
     prompts = official.golden["prompts"][:4]
     drafter = Medusa(official.target, draft=str(official.folder / "draft"), posterior="typical")
+    assert not drafter.lossless
 
     def outputs(rows: list[list[int]], seed: int) -> list[list[int]]:
         generators = [torch.Generator().manual_seed(seed + row) for row in range(len(rows))]
@@ -277,7 +213,7 @@ def test_stacked_heads_are_the_heads(llama: Target, count: int, blocks: int) -> 
         assert logits.shape == (3, some or count, VOCAB)
         for head in range(some or count):
             torch.testing.assert_close(logits[:, head], one_head_at_a_time(state, hidden, head, blocks))
-    assert opened.nbytes() == sum(tensor.nbytes for tensor in state.values())
+    assert module_bytes(opened) == sum(tensor.nbytes for tensor in state.values())
 
 
 def test_blocks_that_safetensors_keep_once(llama: Target) -> None:
@@ -332,6 +268,23 @@ def test_medusa_2_is_its_own_target(tiny_target: Path, tmp_path: Path) -> None:
     prompts = tiny.prompts(2, target.vocab_size, seed=8)
     outputs, _ = heads.run(drafter, Request(prompts, NEW))
     assert outputs == [hf_greedy(target, prompt, NEW) for prompt in prompts]
+
+
+def test_of_a_whole_model_only_the_heads_are_read(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named as the draft of another target, as well as of its own."""
+    loaded = load(str(tiny_target), dtype="float32", device="cpu")
+    target = Target(loaded.model, loaded.tokenizer, loaded.identity)
+    own = heads.medusa_state(target, 3)
+    whole = load_file(tiny_target / "model.safetensors") | {f"medusa_head.{k}": v for k, v in own.items()}
+    (tmp_path / "config.json").write_bytes((tiny_target / "config.json").read_bytes())
+    save_file(whole, tmp_path / "model.safetensors", {"format": "pt"})
+    looked_at: list[str] = []
+    monkeypatch.setattr(checkpoint, "_check_finite", lambda ref, key, tensor: looked_at.append(key))
+    drafter = Medusa(target, draft=str(tmp_path))
+    assert sorted(looked_at) == sorted(f"medusa_head.{key}" for key in own)
+    assert drafter.draft_identity()["parameters"] == sum(tensor.numel() for tensor in own.values())
 
 
 def damaged(state: heads.State, key: str, value: torch.Tensor | None) -> heads.State:

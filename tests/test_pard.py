@@ -164,3 +164,15 @@ def test_refusals(llama: Target, tmp_path: Path) -> None:
         Pard(llama, draft=write_pard(tmp_path / "c", 48))
     with pytest.raises(ValueError, match="k must be at least 1"):
         Pard(llama, draft=write_pard(tmp_path / "d"), k=0)
+
+
+def test_a_draft_whose_weights_do_not_belong_to_its_config_names_the_weight(
+    llama: Target, tmp_path: Path
+) -> None:
+    """Not transformers' advice on how to load it all the same."""
+    ref = write_pard(tmp_path, intermediate_size=8)
+    with pytest.raises(
+        SpecbenchError, match=r"weight model\.layers\.0\.mlp\.\w+\.weight is .*, expected "
+    ) as caught:
+        Pard(llama, draft=ref)
+    assert "ignore_mismatched_sizes" not in caught.value.message + caught.value.hint

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 from transformers import Qwen3Config
+from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, rotate_half
 
 from specbench.models.target import Target
@@ -171,7 +172,8 @@ class SlowDFlash:
         x = x + mixed.transpose(0, 1).flatten(1) @ self.state[at + "self_attn.o_proj.weight"].T
         y = self.norm(at + "post_attention_layernorm", x)
         gate, up, down = (self.state[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T
+        act = ACT2FN[self.config.get("hidden_act", "silu")]
+        return x + (act(y @ gate.T) * (y @ up.T)) @ down.T
 
     def rotary(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         rope = {"rope_type": "default", "rope_theta": self.config["rope_theta"]}

@@ -169,6 +169,11 @@ def _differs(overall: Overall) -> Iterable[Caution]:
     if ties == differ:
         message += ": all at near-ties of the target's top two logits, decided by rounding"
         cure = "--dtype float32 makes near-ties rare"
+    elif (
+        row["concurrency"] is not None
+    ):  # an engine's: its logits are not at hand, and depend on what it batches
+        message += " in the same engine"
+        cure = "measure vanilla-again: what differs there too is the shape of batches, not speculation"
     else:
         message += f"; {differ - ties} of them not at a known near-tie: a bug in the method or a coarse dtype"
         cure = "run with --dtype float32: what still differs there is a bug"

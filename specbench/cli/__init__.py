@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import keyword
 import os
 import sys
 
@@ -19,9 +20,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = ("run", "report", "ls", "inspect", "doctor")
+COMMANDS = (
+    "run",
+    "report",
+    "compare",
+    "baseline",
+    "history",
+    "import",
+    "ls",
+    "inspect",
+    "doctor",
+    "datastore",
+)
 for _name in COMMANDS:
-    importlib.import_module(f"specbench.cli.{_name}").register(app)
+    _module = f"{_name}_" if keyword.iskeyword(_name) else _name
+    importlib.import_module(f"specbench.cli.{_module}").register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -15,7 +15,12 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
+def doctor(
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+    engines: bool = typer.Option(
+        False, "--engines", help="Look at the serving engines, and at nothing else."
+    ),
+) -> None:
     """Look at versions, devices, caches, the Hub, memory bandwidth and noise; say what to do about problems.
 
     Exit code 0 if a run could work here, 2 if not.
@@ -24,6 +29,9 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print one JSON do
     from specbench.measure.advice import problems
     from specbench.measure.checks import gather
 
+    if engines:
+        _engines(as_json)
+        return
     facts = gather()
     found = problems(facts)
     fatal = next((problem for problem in found if problem.fatal), None)
@@ -34,6 +42,27 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print one JSON do
         _print(facts, found)
     if fatal is not None:
         raise SpecbenchError(fatal.what, fatal.advice)
+
+
+def _engines(as_json: bool) -> None:
+    """Which engines are here, what each can do, and how those that are missing are installed."""
+    from specbench.serving.probe import survey
+
+    found = survey()
+    if as_json:
+        print(json.dumps({"schema": 1, "engines": found}, indent=2))
+        return
+    for name, facts in found.items():
+        state = f"found, version {facts['version'] or 'unknown'}" if facts["found"] else facts["missing"]
+        print(f"{name}: {state}")
+        for line in (
+            f"methods: {', '.join(facts['methods'])}" if facts["methods"] else facts["no_speculation"],
+        ):
+            print(f"  {line}")
+        if not facts["found"]:
+            print(f"  install: {facts['install']}")
+        for method, flag in facts["lacking"].items():
+            print(f"  this version has no {flag}: {method} cannot run")
 
 
 def _print(facts: dict[str, Any], found: list[Problem]) -> None:

@@ -13,6 +13,7 @@ from specbench.errors import SpecbenchError
 
 if TYPE_CHECKING:
     from specbench.models.checkpoint import Listing
+    from specbench.models.detect import Recognised
     from specbench.models.registry import Entry
 
 
@@ -32,9 +33,9 @@ def inspect(
 
     Exit code 0, or 2 if it is damaged, nothing known, or does not fit --target.
     """
-    facts = describe(ref, revision)
+    facts, listing = describe(ref, revision)
     if target is not None:
-        facts["target"] = _against(facts, target)
+        facts["target"] = _against(facts, listing, target)
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
@@ -47,11 +48,11 @@ def inspect(
         )
 
 
-def describe(ref: str, revision: str | None = None) -> dict[str, Any]:
-    """Everything there is to say of `ref`.
+def describe(ref: str, revision: str | None = None) -> tuple[dict[str, Any], Listing | None]:
+    """Everything there is to say of `ref`, and its files, if they are on this machine.
 
     Raises:
-        SpecbenchError: not there, damaged, or nothing that is known.
+        SpecbenchError: not there, damaged, nothing that is known, or a draft that no run would take.
     """
     from specbench.models import registry
 
@@ -61,9 +62,8 @@ def describe(ref: str, revision: str | None = None) -> dict[str, Any]:
     path = Path(ref).expanduser()
     if not path.exists() and "/" not in ref:
         registry.find(ref)  # raises, and names the nearest alias
-    if path.is_file() and path.suffix != ".gguf":
-        raise SpecbenchError(f"{ref} is a file", "name the folder that holds it and config.json")
-    return _of_listing(_list(ref, revision))
+    listing = _list(ref, revision)
+    return _of_listing(listing), listing
 
 
 def _list(ref: str, revision: str | None) -> Listing:
@@ -93,7 +93,9 @@ def _of_listing(listing: Listing) -> dict[str, Any]:
         )
     if found.kind not in (*DRAFT_MODELS, *OWN_TARGET):
         check_finite(listing)
+        _check_opens(listing, found)
     weights = listing.weights.values()
+    refused = _refused(listing, found) if found.kind in OWN_TARGET else None
     return {
         "ref": listing.ref,
         "revision": listing.revision,
@@ -101,6 +103,7 @@ def _of_listing(listing: Listing) -> dict[str, Any]:
         "what": found.words,
         "layout": found.spelling,
         "method": found.method,
+        **({"refused": refused} if refused else {}),
         "settings": found.settings,
         "parameters": sum(_numel(weight.shape) for weight in weights if _is_float(weight.dtype)),
         "bytes": sum(weight.bytes for weight in weights),
@@ -115,7 +118,29 @@ def _of_listing(listing: Listing) -> dict[str, Any]:
     }
 
 
-def _of_entry(ref: str, entry: Entry, revision: str | None) -> dict[str, Any]:
+def _check_opens(listing: Listing, found: Recognised) -> None:
+    """Refuse a draft of heads that no target could take."""
+    from specbench.models.opening import check_opens, stand_in
+
+    made_for = stand_in(listing, found)
+    if made_for is not None:
+        check_opens(listing, found, made_for)
+
+
+def _refused(listing: Listing, found: Recognised) -> str | None:
+    """Why the method of a target's own draft layers would not take them, if so; the target may do without."""
+    from specbench.models.opening import blank_target, check_opens
+
+    try:
+        target = blank_target(listing.ref, listing.config)
+        if target is not None:
+            check_opens(listing, found, target)
+    except SpecbenchError as error:
+        return error.message
+    return None
+
+
+def _of_entry(ref: str, entry: Entry, revision: str | None) -> tuple[dict[str, Any], Listing | None]:
     """A target of the registry: from its files if they are on this machine, else from the registry's numbers."""
     from dataclasses import replace
 
@@ -129,12 +154,14 @@ def _of_entry(ref: str, entry: Entry, revision: str | None) -> dict[str, Any]:
     snapshot = None if ref.startswith("random:") else cached(entry.hub, revision)
     if snapshot is not None:
         listing = replace(list_checkpoint(str(snapshot.folder)), ref=ref, revision=snapshot.revision)
-        return {**_of_listing(listing), "hub": entry.hub, "drafters": known}
+        return {**_of_listing(listing), "hub": entry.hub, "drafters": known}, listing
     from specbench.models.checkpoint import Listing
+    from specbench.models.fields import Fields
 
     config = dict(entry.config or {})
-    settings = SETTINGS["causal-lm"](Listing(ref, Path(), config, {}, [])) if config else {}
-    return {
+    blank = Listing(ref, Path(), config, {}, [])
+    settings = SETTINGS["causal-lm"](blank, Fields(ref, config)) if config else {}
+    facts = {
         "ref": ref,
         "hub": entry.hub,
         "kind": "causal-lm",
@@ -148,23 +175,32 @@ def _of_entry(ref: str, entry: Entry, revision: str | None) -> dict[str, Any]:
         "dtypes": [entry.dtype],
         "drafters": known,
     }
+    return facts, None
 
 
 def _draft(draft: Any) -> dict[str, Any]:
     return {
         name: getattr(draft, name)
-        for name in ("id", "source", "verified", "expected_tau", "tau_source", "note")
+        for name in ("id", "source", "verified", "expected_tau", "tau_source", "note", "not_run")
     }
 
 
-def _against(facts: dict[str, Any], target: str) -> dict[str, Any]:
-    """Whether it fits, and why not."""
+def _against(facts: dict[str, Any], listing: Listing | None, target: str) -> dict[str, Any]:
+    """Whether it fits, and why not: by the numbers, then by opening it for a target of this architecture."""
     from specbench.models.detect import Recognised
-    from specbench.models.fits import misfits, numbers_of
+    from specbench.models.fits import config_of, misfits, numbers_of
+    from specbench.models.opening import blank_target, check_opens
 
     recognised = Recognised(facts["kind"], facts["layout"], facts["settings"])
     numbers = numbers_of(target)
     why_not = misfits(recognised, numbers)
+    if not why_not and listing is not None:
+        try:
+            blank = blank_target(target, config_of(target))
+            if blank is not None:
+                check_opens(listing, recognised, blank)
+        except SpecbenchError as error:
+            why_not = [error.message.removeprefix(f"{listing.ref}: ")]
     return {"ref": target, **vars(numbers), "fits": not why_not, "why_not": why_not}
 
 
@@ -190,6 +226,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         run_by = "a target, or a draft of --method draft-model"
     lines = [(facts["ref"], ""), ("is", f"{facts['what']}, {facts['layout']} layout: {run_by}")]
     lines += [(name, facts[name]) for name in ("hub", "note") if facts.get(name)]
+    lines += [("refused", f"by {facts['method']}: {facts['refused']}")] if "refused" in facts else []
     settings = [f"{name} {_spelled(value)}" for name, value in facts["settings"].items() if value is not None]
     lines += [("settings", ", ".join(settings))] if settings else []
     bytes_ = "bytes unknown" if facts["bytes"] is None else f"{facts['bytes']:,} bytes"
@@ -211,7 +248,8 @@ def _registry_line(draft: dict[str, Any]) -> str:
     where = f" of {draft['target']}" if "target" in draft else ""
     verified = "" if draft["verified"] else ", not verified"
     note = f"; {draft['note']}" if draft["note"] else ""
-    return f"{draft['method']}{where}: {draft['id']}{tau}{verified}{note}"
+    not_run = f"; not run here: {draft['not_run']}" if draft["not_run"] else ""
+    return f"{draft['method']}{where}: {draft['id']}{tau}{verified}{note}{not_run}"
 
 
 def _spelled(value: Any) -> str:

@@ -126,6 +126,11 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 def _spelled(value: Any) -> str:
+    """A default as it would be written in a SPEC."""
+    from specbench.spec import Spec
+
+    if isinstance(value, Spec):
+        return f"({value.label})"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

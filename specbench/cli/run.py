@@ -53,9 +53,28 @@ def run(
         str | None, typer.Option(metavar="REF", help="Drafter weights, for methods that need some.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="native. (Serving engines are not part of this version.)")
-    ] = "native",
-    concurrency: Annotated[str, typer.Option(help="For serving engines.")] = "1",
+        str | None,
+        typer.Option(
+            metavar="NAME[:FLAG=value,…]",
+            help="native, or a serving engine (see `specbench doctor --engines`) and flags for its servers.",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Attach to a server that runs already, in place of starting one.")
+    ] = None,
+    baseline_url: Annotated[
+        str | None, typer.Option(help="The same target without speculation, to go with --url.")
+    ] = None,
+    co_resident: Annotated[
+        bool | None,
+        typer.Option("--co-resident", help="Run all servers at once and interleave them block by block."),
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="1[,4,16]", help="Requests in flight (engines).")
+    ] = None,
+    request_rate: Annotated[
+        str | None, typer.Option(metavar="R[,R]", help="Requests sent a second (engines).")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     device_map: Annotated[
@@ -95,12 +114,6 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    if engine != "native":
-        raise SpecbenchError(f"--engine {engine} is not part of this version", "leave --engine out")
-    if concurrency != "1":
-        raise SpecbenchError(
-            "--concurrency is for serving engines, which are not part of this version", "use --batch-size"
-        )
     given: dict[str, Any] = {
         "target": target,
         "methods": tuple(method) if method else None,
@@ -113,7 +126,7 @@ def run(
         "top_k": top_k,
         "seed": seed,
         "ignore_eos": ignore_eos,
-        "batch_sizes": _numbers(batch_size),
+        "batch_sizes": _numbers(batch_size, "--batch-size"),
         "repeats": repeats,
         "warmup": warmup,
         "dtype": dtype,
@@ -126,12 +139,18 @@ def run(
         "trust_remote_code": trust_remote_code,
         "template_args": _template_args(template_arg),
         "text": None if no_text is None else not no_text,
+        "engine": engine,
+        "url": url,
+        "baseline_url": baseline_url,
+        "co_resident": co_resident,
+        "concurrency": _numbers(concurrency, "--concurrency"),
+        "request_rates": _rates(request_rate),
     }
     from specbench.precision import parse_width
-    from specbench.session import Session, effective_config
+    from specbench.session import effective_config, session_class_for
 
     wanted = effective_config({key: value for key, value in given.items() if value is not None}, config)
-    session = Session(
+    session = session_class_for(wanted)(
         config=wanted,
         output=output,
         reports=reports,
@@ -150,16 +169,27 @@ def run(
     raise typer.Exit(session.run())
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
+def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise SpecbenchError(
-            f"--batch-size {text} is not a list of numbers", "write e.g. --batch-size 1,4,16"
+            f"{option} {text} is not a list of numbers", f"write e.g. {option} 1,4,16"
         ) from None
     return numbers
+
+
+def _rates(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise SpecbenchError(
+            f"--request-rate {text} is not a list of numbers", "write e.g. --request-rate 0.5,2,8"
+        ) from None
 
 
 def _threads(text: str | None) -> int | None:

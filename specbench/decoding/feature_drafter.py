@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 
 from specbench.decoding.context import Cached, Context, Layout
-from specbench.decoding.draft import Draft, Drafter, Outcome
+from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.growth import DynamicTree
+from specbench.decoding.learned import LearnedDrafter
 from specbench.decoding.tree import arange
-from specbench.measure.memory import module_bytes
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.drafts import open_heads
 from specbench.models.eagle import open_eagle
@@ -38,7 +38,7 @@ class FeatureNet(Cached, Protocol):
     def reserve(self, rows: int, tokens: int) -> None: ...
 
 
-class FeatureDrafter(Drafter):
+class FeatureDrafter(LearnedDrafter):
     """Keeps the network's cache in step with the target; subclasses draft from `self._out`.
 
     A row whose text outgrows the positions the network was made for (`max_position_embeddings` of its config: 2048
@@ -48,24 +48,23 @@ class FeatureDrafter(Drafter):
         kind: what the draft was recognised as.
     """
 
-    def __init__(self, target: Any, net: Any, checkpoint: Checkpoint) -> None:
-        super().__init__(target)
+    def __init__(
+        self, target: Target, draft: str | Checkpoint | None, method: str, kinds: Sequence[str]
+    ) -> None:
+        checkpoint = open_heads(draft, method, kinds)
+        net: Any = open_eagle(checkpoint, target)
+        super().__init__(target, net, checkpoint.identity(*self.notes(net.kind)), net.cache)
         self.net: FeatureNet = net
         self.kind, self.taps = self.net.kind, self.net.taps
-        self._identity = checkpoint.identity(self.kind).to_json()
-        self._weights_bytes = module_bytes(net)
+        self._out: torch.Tensor | None = None  # of each row's last verified token, `[B, h]`
 
-    def draft_identity(self) -> dict[str, Any] | None:
-        return self._identity
-
-    def weights_bytes(self) -> int:
-        return self._weights_bytes
-
-    def kv_bytes(self) -> int:
-        return self.net.cache.nbytes()
+    def notes(self, kind: str) -> list[str]:
+        """What a reader of the results should know of a draft of this kind."""
+        return [kind]
 
     def release(self) -> None:
-        self.net.cache.release()
+        super().release()
+        self._out = None
 
     @property
     def scratch(self) -> int:
@@ -77,6 +76,7 @@ class FeatureDrafter(Drafter):
         self._context = Context(self.net)
         self._context.rewind([0] * len(prompts))
         self._fits = [True] * len(prompts)
+        self._out = None
         self.net.reserve(len(prompts), self.request.capacity + self.scratch + 1)
 
     def observe(self, outcome: Outcome) -> None:
@@ -154,14 +154,9 @@ class DynamicDrafter(FeatureDrafter):
         depth: int = 5,
         top_k: int = 10,
     ) -> None:
-        checkpoint = open_heads(draft, self.name, self.accepts)
-        super().__init__(target, open_eagle(checkpoint, target), checkpoint)
         self.tree = DynamicTree(total_token, depth, top_k)
+        super().__init__(target, draft, self.name, self.accepts)
         self.max_nodes = self.tree.nodes
-        self.opened()
-
-    def opened(self) -> None:
-        """What a method does once its draft is open."""
 
     @property
     def scratch(self) -> int:
@@ -171,6 +166,7 @@ class DynamicDrafter(FeatureDrafter):
         allowed = self.allowed(budgets)
         if not any(allowed):
             return [Draft()] * len(budgets)
+        assert self._out is not None, "propose comes after observe"
         logits = self.net.logits(self._out[:, None])[:, 0]
         hidden = self.net.feedback(self._out)
         return self.tree.grow(logits, hidden, self.expand, self.net.to_target, allowed)

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.tree import arange
+from specbench.decoding.tree import MOST_NODES, arange
+
+# Of total_token, depth and top_k: far above what pays, and all of it can be held at once.
+RANGES = ((2, MOST_NODES), (0, 64), (1, 256))
 
 # One pass over the expanded nodes of a level: (tokens [B, k], hidden [B, k, h], visible bool [B, k, earlier + k],
 # level) -> (logits [B, k, D], hidden [B, k, h] for their children).
@@ -40,11 +43,16 @@ class DynamicTree:
         total: nodes of a tree, the root included (`total_token` of the official code).
         depth: how many levels of nodes are expanded.
         top_k: children of a node, and nodes expanded a level.
+
+    Raises:
+        ValueError: a number out of its range.
     """
 
     def __init__(self, total: int, depth: int, top_k: int) -> None:
-        if total < 2 or depth < 0 or top_k < 1:
-            raise ValueError("total_token must be at least 2, depth at least 0 and top_k at least 1")
+        asked = {"total_token": total, "depth": depth, "top_k": top_k}
+        for (name, value), (least, most) in zip(asked.items(), RANGES, strict=True):
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be {least} to {most}, not {value}")
         self.total, self.depth, self.top_k = total, depth, top_k
 
     @property

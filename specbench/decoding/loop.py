@@ -15,6 +15,7 @@ from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.method import Clock, Method, Request, Round
 from specbench.decoding.tree import Tree, collate
 from specbench.decoding.verify import Verdict, verify
+from specbench.models.routers import split
 from specbench.models.target import Target
 
 
@@ -50,7 +51,8 @@ class DraftVerify(Method):
 
     def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
         self.prepare(request)
-        with torch.inference_mode(), self.target.tapping(self.drafter.taps):
+        taps = (*self.drafter.taps, *self.target.router_taps)
+        with torch.inference_mode(), self.target.tapping(taps):
             yield from _Generation(self.target, self.drafter, request, clock).rounds()
 
 
@@ -78,18 +80,17 @@ class _Generation:
             tree = collate(roots, drafts, active, self.target.vocab_size)
             with self.clock.span("verify"):
                 result = self.context.verify(self.target, tree)
+            taps, experts = split(result.taps, self.target.experts)
             with self.clock.span("accept"):
                 verdict = self._judge(tree, result.logits)
                 accepted, depth, paths, tokens = _read(tree, verdict)
                 self.context.commit(accepted, paths, self.finished)
                 roots = verdict.bonus
                 emitted = [self._emit(row, new) for row, new in enumerate(tokens)]
-            done = self._round(drafts, depth, accepted, emitted, budgets, active)
+            done = self._round(drafts, depth, accepted, emitted, budgets, active, experts)
             with self.clock.span("draft"):
                 self.drafter.observe(
-                    Outcome(
-                        emitted, list(self.finished), accepted, result.logits, result.taps, tree, verdict.path
-                    )
+                    Outcome(emitted, list(self.finished), accepted, result.logits, taps, tree, verdict.path)
                 )
             self.clock.end_round()
             yield done
@@ -107,7 +108,8 @@ class _Generation:
             emitted = [self._emit(row, [token]) for row, token in enumerate(first.tolist())]
         self.clock.end_prefill()
         with self.clock.span("draft"):
-            outcome = Outcome(emitted, list(self.finished), [0] * rows, result.logits, result.taps)
+            taps, _ = split(result.taps, self.target.experts)
+            outcome = Outcome(emitted, list(self.finished), [0] * rows, result.logits, taps)
             self.drafter.observe(outcome)
         return first, Round(emitted, prefill=True)
 
@@ -137,6 +139,7 @@ class _Generation:
         emitted: list[list[int]],
         budgets: list[int],
         active: list[bool],
+        experts: torch.Tensor | None,
     ) -> Round:
         for row, new in enumerate(emitted):
             if not active[row]:
@@ -154,6 +157,7 @@ class _Generation:
             [len(draft) if on else None for draft, on in zip(drafts, active, strict=True)],
             depth,
             list(accepted),
+            experts=experts,
         )
 
 

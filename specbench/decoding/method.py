@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +53,9 @@ class Round:
 
     A row that had finished before takes no part: None in `drafted`, no tokens. The prefill emits a row's first
     token (a reference that verifies a draft in its prefill: its first tokens).
+
+    `experts`, of a mixture of experts: how many different ones the verify pass woke, the mean over its MoE layers;
+    a float still on the device, to be read when the clock has stopped.
     """
 
     tokens: list[list[int]]
@@ -59,6 +63,7 @@ class Round:
     depth: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     prefill: bool = False
+    experts: torch.Tensor | None = None
 
 
 class Method:
@@ -68,6 +73,8 @@ class Method:
     warm: bool = False
     wants_answer: bool = False
     batches: bool = True  # False: one row at a time
+    # What `k=auto` chooses by: seconds of a round by drafter, batch size and tokens proposed. For the manifest.
+    draft_costs: Mapping[str, Any] = MappingProxyType({})
 
     def prepare(self, request: Request) -> None:
         """Untimed, before the clock starts: reserve memory. Never computes anything about the answer."""

@@ -1,13 +1,14 @@
-"""The memory bandwidth this device reaches: what the roofline divides by (design §6).
+"""The memory bandwidth and the matmul rate this device reaches: what the roofline divides by (design §6).
 
-Decimal gigabytes a second. Buffers are several times the caches, and the best of several passes counts: an
-interruption can only make a pass look slower than the memory is.
+Decimal gigabytes a second, and operations a second. Buffers are several times the caches, and the best of several
+passes counts: an interruption can only make a pass look slower than the device is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,8 @@ from specbench.measure.clock import Stamps, stamps_for
 CPU_BYTES = 256 * 2**20
 GPU_BYTES = 2**30
 PASSES_AT_LEAST = 3
+SIDES = (512, 1024, 2048, 4096, 8192)  # of the square matrices tried
+LONG_ENOUGH_S = 0.02  # a product of this many seconds is as fast as one can be
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,32 @@ def measure_bandwidth(
     moved = source.numel() * 4 / 1e9
     threads = torch.get_num_threads() if source.device.type == "cpu" else None
     return Bandwidth(2 * moved / best[0], moved / min(best[1:]), source.numel() * 4, threads)
+
+
+def measure_matmul(
+    device: Any = "cpu", dtype: Any = None, seconds: float = 0.5, stamps: Stamps | None = None
+) -> float:
+    """Operations a second (2 n³ a product) of square matrices, the best of the sizes tried, in about `seconds`.
+
+    Args:
+        device, stamps: as of `measure_bandwidth`.
+        dtype: of the numbers; None: float32.
+
+    Raises RuntimeError (torch's) if the matrices do not fit, or the device cannot multiply such numbers.
+    """
+    import torch
+
+    stamps = stamps or stamps_for(str(device))
+    best = 0.0
+    for side in SIDES:
+        # Random: zeros take less power, and a GPU computes them faster than anything real.
+        left, right = (torch.randn(side, side, device=device).to(dtype or torch.float32) for _ in range(2))
+        out = torch.empty_like(left)
+        took = _best_s(partial(torch.matmul, left, right, out=out), stamps, seconds / len(SIDES))
+        best = max(best, 2 * side**3 / took)
+        if took > LONG_ENOUGH_S:
+            break
+    return best
 
 
 def default_buffer_bytes(device: str, sys_cpu: Path = Path("/sys/devices/system/cpu")) -> int:

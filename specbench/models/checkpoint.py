@@ -25,6 +25,7 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # the first kind found is taken
 NOT_WEIGHTS = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt"}
 UNREADABLE = (OSError, SafetensorError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError)
 AGAIN = "download or copy it again"
+FOR_TARGET = "was it made for this target?"
 SAFETENSORS_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
@@ -51,8 +52,8 @@ class Checkpoint:
         """The shape of each weight, by key."""
         return {key: tuple(tensor.shape) for key, tensor in self.state.items()}
 
-    def identity(self, kind: str) -> ModelIdentity:
-        """Who these weights are, for the manifest; `kind` says what they were recognised as."""
+    def identity(self, *notes: str) -> ModelIdentity:
+        """Who these weights are, for the manifest; `notes` say what they were recognised as."""
         dtypes = sorted(
             {str(t.dtype).removeprefix("torch.") for t in self.state.values() if t.is_floating_point()}
         )
@@ -67,19 +68,19 @@ class Checkpoint:
             parameters=sum(tensor.numel() for tensor in self.state.values()),
             bytes=self.bytes,
             files=folder_files(self.folder),
-            notes=[kind],
+            notes=list(notes),
         )
 
-    def take(self, key: str, *shape: int | None) -> torch.Tensor:
+    def take(self, key: str, *shape: int | None, hint: str = FOR_TARGET) -> torch.Tensor:
         """The tensor `key` of this shape (None: any size).
 
         Raises:
-            SpecbenchError: missing or misshapen, with what was expected.
+            SpecbenchError: missing, or misshapen: with what was expected, and `hint`.
         """
         if key not in self.state:
-            near = ", ".join(sorted(self.state)[:4])
+            near = ", ".join([*sorted(self.state)[:4], *["…"] * (len(self.state) > 4)])
             raise SpecbenchError(
-                f"{self.ref} has no weight {key} (it has {near}, …)", "is it the drafter you mean?"
+                f"{self.ref} has no weight {key} (it has {near or 'none'})", "is it the drafter you mean?"
             )
         tensor = self.state[key]
         fits = len(tensor.shape) == len(shape) and all(
@@ -89,7 +90,7 @@ class Checkpoint:
             wanted = " x ".join("any" if n is None else str(n) for n in shape)
             got = " x ".join(map(str, tensor.shape))
             raise SpecbenchError(
-                f"{self.ref}: weight {key} is {got}, expected {wanted}", "was it made for this target?"
+                f"{self.ref}: weight {key} is {got or 'one number'}, expected {wanted}", hint
             )
         return tensor
 
@@ -149,6 +150,8 @@ def list_checkpoint(ref: str, revision: str | None = None) -> Listing:
     for file in files:
         with _readable(ref, file):
             weights |= _header(file) if file.suffix == ".safetensors" else _described(_unpickled(file))
+    if not weights:
+        raise _empty(ref, files)
     return Listing(ref, folder, config, weights, files, commit)
 
 
@@ -169,6 +172,8 @@ def _folder(ref: str, revision: str | None) -> tuple[Path, str | None]:
     path = Path(ref).expanduser()
     if path.is_dir():
         return path, None
+    if path.is_file():
+        raise SpecbenchError(f"{ref} is a file", "name the folder that holds it and config.json")
     if ref.startswith((".", "/", "~")):
         raise SpecbenchError(
             f"drafter folder {ref} does not exist", "give a folder that holds config.json and weights"
@@ -188,11 +193,9 @@ def _config(ref: str, folder: Path) -> dict[str, Any]:
             f"{ref} has no config.json", "a drafter's folder holds config.json and weights"
         ) from error
     except ValueError as error:
-        raise SpecbenchError(
-            f"{ref}: config.json is not JSON: {error}", "download or copy it again"
-        ) from error
+        raise SpecbenchError(f"{ref}: config.json is not JSON: {error}", AGAIN) from error
     if not isinstance(config, dict):
-        raise SpecbenchError(f"{ref}: config.json is not an object", "download or copy it again")
+        raise SpecbenchError(f"{ref}: config.json is not an object", AGAIN)
     return config
 
 
@@ -205,6 +208,10 @@ def _weight_files(ref: str, folder: Path) -> list[Path]:
     if missing := missing_shards(folder):
         raise SpecbenchError(f"{ref} lacks weight files, the first {missing[0]}", AGAIN)
     return files
+
+
+def _empty(ref: str, files: list[Path]) -> SpecbenchError:
+    return SpecbenchError(f"{ref}: there are no weights in {', '.join(file.name for file in files)}", AGAIN)
 
 
 @contextlib.contextmanager
@@ -223,9 +230,12 @@ def _readable(ref: str, file: Path) -> Iterator[None]:
 
 def _state(ref: str, folder: Path, prefixes: tuple[str, ...] | None) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
-    for file in _weight_files(ref, folder):
+    files = _weight_files(ref, folder)
+    for file in files:
         with _readable(ref, file):
             state |= _read(file, prefixes)
+    if not state and prefixes is None:
+        raise _empty(ref, files)
     for key, tensor in state.items():
         _check_finite(ref, key, tensor)
     return state

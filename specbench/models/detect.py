@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench.errors import SpecbenchError
-from specbench.models.detect_settings import SETTINGS, bare, fc_width, field_of
+from specbench.models.detect_settings import SETTINGS, bare, fc_width
+from specbench.models.fields import Fields
 
 
 class Described(Protocol):
@@ -90,10 +91,12 @@ def recognise(checkpoint: Described) -> Recognised:
     """What `checkpoint` is.
 
     Raises:
-        SpecbenchError: a field its kind cannot do without is missing, or it is of a kind that is known by name only.
+        SpecbenchError: a field its kind cannot do without is missing, one is of a wrong type, or it is of a kind that
+            is known by name only.
     """
     kind, spelling = _kind(checkpoint)
-    settings = SETTINGS[kind](checkpoint) if kind in SETTINGS else {}
+    fields = Fields(checkpoint.ref, checkpoint.config)
+    settings = SETTINGS[kind](checkpoint, fields) if kind in SETTINGS else {}
     return Recognised(kind, spelling, settings)
 
 
@@ -124,26 +127,26 @@ def evidence(checkpoint: Described) -> str:
 
 def _kind(checkpoint: Described) -> tuple[str, str]:
     """Kind and spelling."""
-    config, keys = checkpoint.config, bare(checkpoint.shapes)
-    named = config.get("speculators_model_type")
+    fields, keys = Fields(checkpoint.ref, checkpoint.config), bare(checkpoint.shapes)
+    named = checkpoint.config.get("speculators_model_type")
     if named is not None:
-        return _speculators(checkpoint, str(named)), "speculators"
+        return _speculators(fields, str(named)), "speculators"
     return (
         _heads(checkpoint, keys)
-        or _dflash(config, keys)
-        or _eagle(config, keys)
-        or _language_model(config, keys)
+        or _dflash(fields, keys)
+        or _eagle(fields, keys)
+        or _language_model(checkpoint.config, keys)
         or ("unknown", "unknown")
     )
 
 
-def _speculators(checkpoint: Described, named: str) -> str:
+def _speculators(fields: Fields, named: str) -> str:
     if named not in SPECULATORS:
         raise SpecbenchError(
-            f"{checkpoint.ref} is a speculators draft of type {named!r}, which no method here runs",
+            f"{fields.ref} is a speculators draft of type {named!r}, which no method here runs",
             f"types that are run: {', '.join(SPECULATORS_RUN)}",
         )
-    domino = field_of(checkpoint.config, "projector_type") == "domino"
+    domino = fields.get("projector_type") == "domino"
     return "domino" if named == "dflash" and domino else SPECULATORS[named]
 
 
@@ -163,24 +166,25 @@ def _heads(checkpoint: Described, keys: Mapping[str, tuple[int, ...]]) -> tuple[
     return ("medusa", "Medusa") if said and not _is_whole(keys) else None
 
 
-def _dflash(config: Mapping[str, Any], keys: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
+def _dflash(fields: Fields, keys: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
     """DFlash and what was built on it. DeepSpec's EAGLE-3 has `target_layer_ids` too, and is none."""
     eagle = any("hidden_norm" in k and k != "hidden_norm.weight" for k in keys)
+    config = fields.config
     marked = "dflash_config" in config or "target_layer_ids" in config
     markov = any(k.startswith("markov_head.") for k in keys)
     looks = "hidden_norm.weight" in keys and "fc.weight" in keys and any("q_norm" in k for k in keys)
     if eagle or not (marked or markov or looks):
         return None
     spelling = "z-lab" if "dflash_config" in config else "DeepSpec"
-    projector = field_of(config, "projector_type")
+    projector = fields.get("projector_type")
     if projector == "domino" or any("gru" in k.split(".") for k in keys):
         return "domino", spelling
-    if field_of(config, "causal_head"):
+    if fields.flag("causal_head"):
         return "jetspec", spelling
     return ("dspark" if markov or projector == "dspark" else "dflash"), spelling
 
 
-def _eagle(config: Mapping[str, Any], keys: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
+def _eagle(fields: Fields, keys: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
     ratio = fc_width(keys)
     own_keys = "d2t" in keys or any(
         k.startswith("midlayer.") or k.endswith(".hidden_norm.weight") for k in keys
@@ -189,16 +193,16 @@ def _eagle(config: Mapping[str, Any], keys: Mapping[str, tuple[int, ...]]) -> tu
     normed = ratio is not None and "norm.weight" in keys
     wide = ratio is not None and ratio > 2
     if own_keys or normed or wide or _reads_two_widths(keys):
-        return "eagle3", _eagle3_spelling(config, keys)
-    if config.get("model_type") == "eagle":
+        return "eagle3", _eagle3_spelling(fields, keys)
+    if fields.config.get("model_type") == "eagle":
         return "eagle", "vLLM"
     # An `fc` of another width is a damaged one: opening it then says which weight is misshapen.
     attends = any(k.startswith("layers.0.self_attn.") for k in keys)
     return ("eagle", "SafeAILab") if ratio is not None and (ratio == 2 or attends) else None
 
 
-def _eagle3_spelling(config: Mapping[str, Any], keys: Mapping[str, tuple[int, ...]]) -> str:
-    architecture = " ".join(map(str, config.get("architectures") or ()))
+def _eagle3_spelling(fields: Fields, keys: Mapping[str, tuple[int, ...]]) -> str:
+    config, architecture = fields.config, " ".join(fields.words("architectures"))
     if config.get("model_type") == "eagle":
         return "vLLM"
     if "target_layer_ids" in config:

@@ -18,17 +18,19 @@ from torch.nn.functional import embedding, linear
 
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.dflash_settings import DFlashSettings, read_settings
-from specbench.models.draft_net import Attention, DraftNet, LayerShape, Mlp, RMSNorm, Rope, rope_by
+from specbench.models.draft_net import DraftNet, Layer, RMSNorm
 from specbench.models.dspark import MarkovHead
-from specbench.models.fill import fill, own_weight
+from specbench.models.fields import Fields
+from specbench.models.fill import LAYER_FIELDS, fill, fit_rows, own_weight
+from specbench.models.rope import read_frequencies, target_base
 from specbench.models.target import Target
 
 if TYPE_CHECKING:
     from specbench.decoding.context import Context
-    from specbench.models.cache import SlotCache
 
 # Copies of the target's (DeepSpec keeps them frozen); and a head that only shortens drafts, by default not at all.
 SHARED = ("embed_tokens.weight", "lm_head.weight")
+MARKOV = {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"}  # a row an id
 UNUSED = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 
 
@@ -40,12 +42,18 @@ def open_dflash(checkpoint: Checkpoint, target: Target) -> DFlashNet:
             that are missing, misshapen or too many.
     """
     settings = read_settings(checkpoint, target)
+    checkpoint = fit_rows(checkpoint, MARKOV, target.vocab_size)
+    fields = Fields(checkpoint.ref, checkpoint.config)
+    frequencies = read_frequencies(fields, settings.layer.head_dim, base=target_base(target))
     with torch.device("meta"):
         net = DFlashNet(settings, target)
-    fill(net, checkpoint, device=target.device, dtype=target.dtype, ignored=(*SHARED, *UNUSED))
+    fill(
+        net, checkpoint, device=target.device, dtype=target.dtype, ignored=(*SHARED, *UNUSED),
+        said_by={**LAYER_FIELDS, "fc.": "target_layer_ids", "markov_w": "markov_rank"},
+    )  # fmt: skip
     net.embed_weight = own_weight(checkpoint, SHARED[0], target.embeddings)
     net.head_weight = own_weight(checkpoint, SHARED[1], target.lm_head)
-    net.set_rope(_rotary(checkpoint.config, settings.layer, target))
+    net.set_rope(frequencies)
     return net
 
 
@@ -61,18 +69,13 @@ class DFlashNet(DraftNet):
         width = shape.hidden_size
         self.fc = nn.Linear(len(settings.layer_ids) * width, width, bias=False)
         self.hidden_norm = RMSNorm(width, shape.eps)
-        self.layers: Any = nn.ModuleList(_Layer(shape, index) for index in range(settings.layers))
+        self.layers: Any = nn.ModuleList(Layer(shape, index) for index in range(settings.layers))
         self.norm = RMSNorm(width, shape.eps)
         if settings.markov is not None:
             self.markov_head = MarkovHead(settings.markov, target.vocab_size, settings.markov_rank, width)
         self.embed_weight: nn.Parameter | None = None
         self.head_weight: nn.Parameter | None = None
         self._shared: tuple[Any, Any] = target.embeddings, target.lm_head
-        self._frequencies: tuple[torch.Tensor, float] | None = None
-
-    def set_rope(self, rotary: Any) -> None:
-        """Take the rotary frequencies of transformers' module `rotary`."""
-        self._frequencies = rotary.inv_freq.to(self.device), float(rotary.attention_scaling)
 
     def remember(self, features: torch.Tensor, context: Context, counts: list[int]) -> None:
         """Commit the hidden states of verified tokens: keys and values of every layer.
@@ -83,10 +86,10 @@ class DFlashNet(DraftNet):
         """
         positions, slots = context.occupy(features.shape[1], counts)
         states = self.hidden_norm(self.fc(features.to(self.dtype)))
-        rope = self._rope(positions)
+        rope = self.rope_at(positions)
         self.cache.start(slots, 0)
         for layer in self.layers:
-            layer.remember(states, rope, self.cache)
+            layer.self_attn.remember(states, rope, self.cache)
 
     def block(self, roots: torch.Tensor, context: Context) -> torch.Tensor:
         """One pass over a block a row: hidden states `[B, drafts, H]` of the drafted places.
@@ -104,7 +107,7 @@ class DFlashNet(DraftNet):
             every = None if kind in self.settings.causal else live[:, None, :].expand(-1, width, -1)
             at = context.layout(depth, live, every)
             masks[kind] = at.masks[kind]
-        rope = self._rope(at.positions)
+        rope = self.rope_at(at.positions)
         self.cache.start(at.slots, at.masks[self.kinds[0]].shape[-1])
         x = self.embed(tokens)
         for layer, kind in zip(self.layers, self.settings.layer_types, strict=True):
@@ -126,53 +129,3 @@ class DFlashNet(DraftNet):
         out = out * self.settings.output_multiplier
         cap = self.settings.softcap
         return out if cap is None else torch.tanh(out / cap) * cap
-
-    def _rope(self, positions: torch.Tensor) -> Rope:
-        assert self._frequencies is not None, "set_rope comes first"
-        frequencies, scale = self._frequencies
-        return rope_by(frequencies, positions, self.dtype, scale)
-
-
-class _Layer(nn.Module):
-    """A Qwen3 layer whose keys and values come from the context too."""
-
-    def __init__(self, shape: LayerShape, index: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.eps)
-        self.self_attn = Attention(shape, index)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.eps)
-        self.mlp = Mlp(shape)
-
-    def remember(self, states: torch.Tensor, rope: Rope, cache: SlotCache) -> None:
-        cache.update(*self.self_attn.keys_values(states, rope), self.self_attn.index)
-
-    def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: SlotCache) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def _rotary(config: dict[str, Any], shape: LayerShape, target: Target) -> Any:
-    """transformers' rotary module for the draft's config; without a base there, the target's."""
-    from transformers import Qwen3Config
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    base = rope.get("rope_theta", config.get("rope_theta"))
-    rope["rope_theta"] = target_rope_base(target) if base is None else base
-    return Qwen3RotaryEmbedding(
-        Qwen3Config(
-            hidden_size=shape.hidden_size,
-            num_attention_heads=shape.heads,
-            head_dim=shape.head_dim,
-            max_position_embeddings=config.get("max_position_embeddings", 32768),
-            rope_parameters=rope,
-        )
-    )
-
-
-def target_rope_base(target: Target) -> float:
-    """The rotary base of the target's full-attention layers."""
-    rope = getattr(target.config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
-    return float(rope.get("rope_theta") or getattr(target.config, "rope_theta", None) or 10000.0)

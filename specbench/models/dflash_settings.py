@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.draft_net import LayerShape
+from specbench.models.draft_net import LayerShape, read_shape
 from specbench.models.dspark import KINDS
+from specbench.models.fields import Fields
+from specbench.models.fits import check_hidden_size, check_vocabulary
 from specbench.models.target import ATTENTION_KINDS, Target
 
 # Variants that change what is computed: better refused than run as something they are not.
@@ -65,31 +66,31 @@ def read_settings(checkpoint: Checkpoint, target: Target) -> DFlashSettings:
     Raises:
         SpecbenchError: another kind of drafter, a variant that is not built, or one for another target.
     """
-    config = checkpoint.config
-    _refuse_variants(checkpoint)
-    layers = _integer(checkpoint, "num_hidden_layers")
-    types = tuple(_field(config, "layer_types") or ["full_attention"] * layers)
+    fields = Fields(checkpoint.ref, checkpoint.config)
+    _refuse_variants(checkpoint, fields)
+    layers = fields.integer("num_hidden_layers")
+    types = tuple(fields.words("layer_types") or ["full_attention"] * layers)
     if len(types) != layers or set(types) - set(ATTENTION_KINDS):
-        raise _unfit(checkpoint, f"has {layers} layers and layer types {', '.join(map(str, types))}")
-    explicit = _field(config, "is_causal")
-    causal = tuple(t for t in set(types) if (t == "sliding_attention" if explicit is None else explicit))
+        raise _unfit(fields, f"has {layers} layers and layer types {', '.join(types)}")
+    # Unless it says otherwise, sliding layers alone are causal inside a block.
+    causal = tuple(t for t in set(types) if fields.flag("is_causal", default=t == "sliding_attention"))
     settings = DFlashSettings(
-        layer=_shape(checkpoint),
+        layer=read_shape(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=True),
         layers=layers,
-        layer_ids=_layer_ids(checkpoint, target, layers),
+        layer_ids=_layer_ids(fields, target, layers),
         layer_types=types,
         causal=causal,
-        window=_field(config, "sliding_window"),
-        block=_integer(checkpoint, "block_size"),
-        mask_token=_integer(checkpoint, "mask_token_id"),
-        shifted=_is_deepspec(config),
-        markov=_markov(checkpoint),
-        markov_rank=int(config.get("markov_rank") or 0),
-        embedding_scale=float(_field(config, "input_embedding_scale", 1.0)),
-        output_multiplier=float(_field(config, "output_multiplier", 1.0)),
-        softcap=_field(config, "final_logit_softcapping") or None,
+        window=fields.optional("sliding_window"),
+        block=fields.integer("block_size"),
+        mask_token=fields.integer("mask_token_id", least=0),
+        shifted=_is_deepspec(fields),
+        markov=_markov(fields),
+        markov_rank=fields.integer("markov_rank", default=0, least=0),
+        embedding_scale=fields.number("input_embedding_scale", default=1.0),
+        output_multiplier=fields.number("output_multiplier", default=1.0),
+        softcap=fields.number("final_logit_softcapping", default=0.0) or None,
     )
-    _check_fit(checkpoint, settings, target)
+    _check_fit(fields, settings, target)
     return settings
 
 
@@ -101,96 +102,56 @@ def default_layer_ids(target_layers: int, layers: int) -> list[int]:
     return [round(1 + index * span / (layers - 1)) for index in range(layers)]
 
 
-def _field(config: dict[str, Any], name: str, default: Any = None) -> Any:
-    """A field of `dflash_config`, else of the config itself."""
-    nested = config.get("dflash_config") or {}
-    value = nested.get(name, config.get(name))
-    return default if value is None else value
+def _is_deepspec(fields: Fields) -> bool:
+    named = any("DSpark" in name for name in fields.words("architectures"))
+    return named or "num_anchors" in fields.config or "markov_rank" in fields.config
 
 
-def _integer(checkpoint: Checkpoint, name: str) -> int:
-    value = _field(checkpoint.config, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise SpecbenchError(
-            f"{checkpoint.ref}: config.json has {name} = {value!r}, expected a whole number",
-            "is it the drafter you mean, and is its config.json whole?",
-        )
-    return value
-
-
-def _is_deepspec(config: dict[str, Any]) -> bool:
-    named = any("DSpark" in str(name) for name in config.get("architectures") or ())
-    return named or "num_anchors" in config or "markov_rank" in config
-
-
-def _refuse_variants(checkpoint: Checkpoint) -> None:
-    config = checkpoint.config
-    if "speculators_model_type" in config:
-        raise _unfit(checkpoint, "is written by speculators, whose layout of DFlash is not built")
+def _refuse_variants(checkpoint: Checkpoint, fields: Fields) -> None:
+    if "speculators_model_type" in fields.config:
+        raise _unfit(fields, "is written by speculators, whose layout of DFlash is not built")
     for name, words in OTHERS.items():
-        value = _field(config, name)
+        value = fields.get(name)
         if value not in (None, False, 0, "", "dflash"):
-            raise _unfit(checkpoint, f"has {words} ({name} = {value!r}), a variant that is not built")
-    if any(key.startswith("markov_head.") for key in checkpoint.state) and not _is_deepspec(config):
-        raise _unfit(
-            checkpoint, "has a Markov head but not DeepSpec's config (markov_rank, markov_head_type)"
-        )
+            raise _unfit(fields, f"has {words} ({name} = {value!r}), a variant that is not built")
+    if any(key.startswith("markov_head.") for key in checkpoint.state) and not _is_deepspec(fields):
+        raise _unfit(fields, "has a Markov head but not DeepSpec's config (markov_rank, markov_head_type)")
 
 
-def _markov(checkpoint: Checkpoint) -> str | None:
-    if not checkpoint.config.get("markov_rank"):
+def _markov(fields: Fields) -> str | None:
+    if not fields.integer("markov_rank", default=0, least=0):
         return None
-    kind = str(checkpoint.config.get("markov_head_type")).lower()
+    kind = str(fields.get("markov_head_type")).lower()
     if kind not in KINDS:
-        raise _unfit(checkpoint, f"has markov_head_type {kind!r}, expected one of {', '.join(KINDS)}")
+        raise _unfit(fields, f"has markov_head_type {kind!r}, expected one of {', '.join(KINDS)}")
     return kind
 
 
-def _shape(checkpoint: Checkpoint) -> LayerShape:
-    config = checkpoint.config
-    hidden, heads = _integer(checkpoint, "hidden_size"), _integer(checkpoint, "num_attention_heads")
-    return LayerShape(
-        hidden_size=hidden,
-        intermediate_size=_integer(checkpoint, "intermediate_size"),
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        input_size=hidden,
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        qkv_bias=bool(config.get("attention_bias", False)),
-        qk_norm=True,
-    )
-
-
-def _layer_ids(checkpoint: Checkpoint, target: Target, layers: int) -> tuple[int, ...]:
+def _layer_ids(fields: Fields, target: Target, layers: int) -> tuple[int, ...]:
     there = target.config.num_hidden_layers
-    made_for = _field(checkpoint.config, "num_target_layers", there)
+    made_for = fields.integer("num_target_layers", default=there)
     if made_for != there:
-        raise _unfit(checkpoint, f"was made for a target of {made_for} layers, this one has {there}")
-    ids = _field(checkpoint.config, "target_layer_ids")
-    ids = default_layer_ids(there, layers) if ids is None else ids
-    strange = [i for i in ids if not isinstance(i, int) or not -1 <= i < there]
-    if strange or not ids:
-        raise _unfit(
-            checkpoint, f"reads target layer {strange[:1] or 'none'}, this target has 0 to {there - 1}"
-        )
+        raise _unfit(fields, f"was made for a target of {made_for} layers, this one has {there}")
+    ids = fields.integers("target_layer_ids") or default_layer_ids(there, layers)
+    strange = [i for i in ids if not -1 <= i < there]
+    if strange:
+        raise _unfit(fields, f"reads target layer {strange[0]}, this target has 0 to {there - 1}")
     return tuple(ids)
 
 
-def _check_fit(checkpoint: Checkpoint, settings: DFlashSettings, target: Target) -> None:
-    hidden, wanted = settings.layer.hidden_size, target.config.hidden_size
-    if hidden != wanted:
-        raise _unfit(checkpoint, f"has hidden size {hidden}, the target {wanted}")
+def _check_fit(fields: Fields, settings: DFlashSettings, target: Target) -> None:
+    check_hidden_size(fields.ref, "hidden_size", settings.layer.hidden_size, target.config.hidden_size)
+    vocab = fields.optional("vocab_size")
+    if vocab is not None:
+        check_vocabulary(fields.ref, "vocab_size", vocab, target.vocab_size)
     rows = int(target.embeddings.weight.shape[0])  # type: ignore[index]
     if settings.mask_token >= rows:
         raise _unfit(
-            checkpoint, f"has mask_token_id {settings.mask_token}, the target's embeddings have {rows} rows"
+            fields, f"has mask_token_id {settings.mask_token}, the target's embeddings have {rows} rows"
         )
     if settings.drafts < 1:
-        raise _unfit(checkpoint, f"has block_size {settings.block}, which leaves nothing to draft")
+        raise _unfit(fields, f"has block_size {settings.block}, which leaves nothing to draft")
 
 
-def _unfit(checkpoint: Checkpoint, why: str) -> SpecbenchError:
-    return SpecbenchError(
-        f"{checkpoint.ref} {why}", "give dflash a DFlash draft that was made for this target"
-    )
+def _unfit(fields: Fields, why: str) -> SpecbenchError:
+    return SpecbenchError(f"{fields.ref} {why}", "give dflash a DFlash draft that was made for this target")

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from transformers.activations import ACT2FN
 
 from specbench.models.attention import grouped
 from specbench.models.cache import SlotCache
+from specbench.models.fields import Fields
+from specbench.models.rope import Frequencies, Rope, rope_at, rotate
 from specbench.models.target import round_up
 
 
@@ -30,7 +33,40 @@ class LayerShape:
     eps: float = 1e-6
     qkv_bias: bool = False
     qk_norm: bool = False
-    rope_theta: float = 10000.0
+    activation: str = "silu"
+
+
+def read_shape(
+    fields: Fields,
+    *,
+    reads: int = 1,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    intermediate_size: int | None = None,
+) -> LayerShape:
+    """The sizes that a config names.
+
+    Args:
+        reads: how many hidden states side by side the attention projections read.
+        intermediate_size: if the config is not to be asked for it.
+
+    Raises:
+        SpecbenchError: a field that is missing or no such number, or an activation nobody knows.
+    """
+    heads, kv_heads, head_dim = fields.heads()
+    hidden = fields.integer("hidden_size")
+    return LayerShape(
+        hidden_size=hidden,
+        intermediate_size=intermediate_size or fields.integer("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        input_size=reads * hidden,
+        eps=fields.number("rms_norm_eps", default=1e-6),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        activation=fields.activation(),
+    )
 
 
 class RMSNorm(nn.Module):
@@ -71,6 +107,10 @@ class Attention(nn.Module):
         v = self.v_proj(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
         return rotate(self.k_norm(k) if self.shape.qk_norm else k, rope), v
 
+    def remember(self, x: torch.Tensor, rope: Rope, cache: SlotCache) -> None:
+        """Store the keys and values of `x` `[B, T, input_size]` where `cache` was told to."""
+        cache.update(*self.keys_values(x, rope), self.index)
+
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
@@ -102,9 +142,34 @@ class Mlp(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.activation = ACT2FN[shape.activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """A Llama layer, with or without the norm on its input."""
+
+    def __init__(self, shape: LayerShape, index: int, normed: bool = True) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.eps) if normed else None
+        self.self_attn = Attention(shape, index)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.eps)
+        self.mlp = Mlp(shape)
+
+    def forward(
+        self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: SlotCache
+    ) -> torch.Tensor:
+        """Output `[B, T, h]` for `x` `[B, T, h]`."""
+        return self.rest(x if self.input_layernorm is None else self.input_layernorm(x), x, rope, mask, cache)
+
+    def rest(
+        self, x: torch.Tensor, residual: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: SlotCache
+    ) -> torch.Tensor:
+        """What follows the input norm: attention reads `x` `[B, T, input_size]`, and is added to `residual`."""
+        x = residual + self.self_attn(x, rope, mask, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DraftNet(nn.Module):
@@ -116,6 +181,7 @@ class DraftNet(nn.Module):
     def __init__(self, layers: int) -> None:
         super().__init__()
         self.cache = SlotCache(layers)
+        self._frequencies: Frequencies
 
     @property
     def device(self) -> torch.device:
@@ -125,31 +191,14 @@ class DraftNet(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
+    def set_rope(self, frequencies: Frequencies) -> None:
+        """Take the frequencies of this network's rotary positions (once its weights are where they stay)."""
+        self._frequencies = frequencies[0].to(self.device), frequencies[1]
+
+    def rope_at(self, positions: torch.Tensor) -> Rope:
+        """Cosines and sines of positions int64 `[B, T]`."""
+        return rope_at(self._frequencies, positions, self.dtype)
+
     def reserve(self, rows: int, tokens: int) -> None:
         """Room for `rows` sequences of up to `tokens` tokens, drafts included (and the scratch slot)."""
         self.cache.reserve(rows, round_up(tokens + 1))
-
-
-Rope = tuple[torch.Tensor, torch.Tensor]
-
-
-def rope_at(positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rope:
-    """Cosines and sines `[B, 1, T, D]` of rotary positions int64 `[B, T]` (unscaled, halves rotated)."""
-    exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    return rope_by(1.0 / theta**exponents, positions, dtype)
-
-
-def rope_by(
-    frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype, scale: float = 1.0
-) -> Rope:
-    """The same for given frequencies float32 `[D / 2]`, both times `scale` (1 but for YaRN)."""
-    angles = positions[..., None].float() * frequencies
-    angles = torch.cat([angles, angles], -1)[:, None]
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
-
-
-def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """`x` `[B, H, T, D]` rotated by its positions."""
-    cos, sin = rope
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin

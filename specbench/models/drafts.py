@@ -9,6 +9,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint import Checkpoint, list_checkpoint, open_checkpoint
 from specbench.models.detect import KINDS, expect
+from specbench.models.medusa import INSIDE
 from specbench.models.target import Target
 
 MODELS = ("causal-lm", "mtp", "pard", "medusa-2")  # kinds of checkpoint that run as a model on their own
@@ -25,9 +26,13 @@ def open_heads(draft: str | Checkpoint | None, method: str, kinds: Sequence[str]
             f"{method} needs {KINDS[kinds[0]].words}, and none is known for this target",
             f"give one with --draft REF or {method}:draft=REF",
         )
-    checkpoint = draft if isinstance(draft, Checkpoint) else open_checkpoint(draft)
-    expect(checkpoint, kinds, method)
-    return checkpoint
+    if isinstance(draft, Checkpoint):
+        expect(draft, kinds, method)
+        return draft
+    listing = list_checkpoint(draft)
+    found = expect(listing, kinds, method)
+    # Of a whole model only its heads are wanted.
+    return open_checkpoint(draft, listing.revision, (INSIDE,) if found.kind == "medusa-2" else None)
 
 
 def open_draft_model(

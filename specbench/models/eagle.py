@@ -14,20 +14,15 @@ import torch
 from torch import nn
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint import Checkpoint
+from specbench.models.checkpoint import FOR_TARGET, Checkpoint
 from specbench.models.detect import expect
-from specbench.models.draft_net import DraftNet, LayerShape, RMSNorm, Rope, rope_by
-from specbench.models.eagle_config import (
-    Config,
-    Keys,
-    aux_taps,
-    check_hidden_size,
-    check_vocabulary,
-    rope_frequencies,
-    window_of,
-)
-from specbench.models.eagle_layers import Layer, SideBySide, shape_of
-from specbench.models.fill import fill
+from specbench.models.draft_net import DraftNet, Layer, LayerShape, RMSNorm
+from specbench.models.eagle_config import AUX_IDS, Keys, aux_taps, window_of
+from specbench.models.eagle_layers import SideBySide, shape_of
+from specbench.models.fields import Fields
+from specbench.models.fill import LAYER_FIELDS, fill
+from specbench.models.fits import check_hidden_size, check_vocabulary
+from specbench.models.rope import Rope, read_frequencies
 from specbench.models.target import Target
 
 if TYPE_CHECKING:
@@ -41,14 +36,15 @@ def open_eagle(checkpoint: Checkpoint, target: Target) -> Eagle:
         SpecbenchError: a field or weight is missing, misshapen or unknown, or the draft is for another target.
     """
     found = expect(checkpoint, ("eagle3", "eagle"), "eagle")
-    config, keys = Config(checkpoint), Keys(checkpoint)
+    fields, keys = Fields(checkpoint.ref, checkpoint.config), Keys(checkpoint)
+    frequencies = read_frequencies(fields, fields.heads()[2])
     with torch.device("meta"):
-        net = (Eagle3 if found.kind == "eagle3" else Eagle1)(config, keys, target)
+        net = (Eagle3 if found.kind == "eagle3" else Eagle1)(fields, keys, target)
     fill(
-        net, checkpoint, device=target.device, dtype=target.dtype, key_of=keys.spelled, ignored=keys.not_loaded()
+        net, checkpoint, device=target.device, dtype=target.dtype, key_of=keys.spelled,
+        ignored=keys.not_loaded(), said_by={**LAYER_FIELDS, "fc.": AUX_IDS[0]},
     )  # fmt: skip
-    frequencies, net.rope_scale = rope_frequencies(config, net.shape.head_dim)
-    net.frequencies = frequencies.to(target.device)
+    net.set_rope(frequencies)
     return net
 
 
@@ -65,20 +61,18 @@ class Eagle(DraftNet):
 
     kind: str
     taps: tuple[str, ...]
-    frequencies: torch.Tensor
-    rope_scale: float
 
-    def __init__(self, config: Config, shape: LayerShape, layers: int, target: Target) -> None:
+    def __init__(self, fields: Fields, shape: LayerShape, layers: int, target: Target) -> None:
         super().__init__(layers)
-        self.width = config.integer("hidden_size")
-        self.positions = config.integer("max_position_embeddings", 2**31)
+        self.width = fields.integer("hidden_size")
+        self.positions = fields.integer("max_position_embeddings", default=2**31)
         self.target_vocab = target.vocab_size
         self.vocab = target.vocab_size
         self.ids: torch.Tensor | None = None  # target id of each draft id, where they differ
         # In tuples: modules of the target are not this network's own, neither to be moved nor to be counted.
         self._embed, self._head = (target.embeddings,), (target.lm_head,)
         self.shape = shape
-        self.window = window_of(config)
+        self.window = window_of(fields)
         if self.window is not None:
             self.kinds = ("sliding_attention",)
 
@@ -102,8 +96,7 @@ class Eagle(DraftNet):
             mask = at.masks[self.kinds[0]]
             self.cache.start(at.slots, mask.shape[-1])
             places = at.positions
-        rope = rope_by(self.frequencies, places, self.dtype, self.rope_scale)
-        return self.run(self.embed(tokens), hidden, rope, mask)
+        return self.run(self.embed(tokens), hidden, self.rope_at(places), mask)
 
     def run(
         self, embedded: torch.Tensor, hidden: torch.Tensor, rope: Rope, mask: torch.Tensor | None
@@ -132,14 +125,14 @@ class Eagle1(Eagle):
     kind = "EAGLE-1/2"
     taps = ("final",)
 
-    def __init__(self, config: Config, keys: Keys, target: Target) -> None:
-        super().__init__(config, shape_of(config, keys), keys.layers(), target)
-        check_hidden_size(config.ref, "hidden_size", self.width, target.config.hidden_size)
-        vocab = check_vocabulary(config, target.vocab_size)
+    def __init__(self, fields: Fields, keys: Keys, target: Target) -> None:
+        super().__init__(fields, shape_of(fields, keys), keys.layers(), target)
+        check_hidden_size(fields.ref, "hidden_size", self.width, target.config.hidden_size)
+        vocab = check_vocabulary(fields.ref, "vocab_size", fields.integer("vocab_size"), target.vocab_size)
         if "embed_tokens.weight" in keys:  # the target's are used: this one only has to fit
             keys.take("embed_tokens.weight", vocab, self.width)
-        converted = config.outer.get("model_type") == "eagle"
-        bias = config.flag("eagle_fc_bias", False) if converted else config.flag("bias", True)
+        converted = fields.config.get("model_type") == "eagle"
+        bias = fields.flag("eagle_fc_bias") if converted else fields.flag("bias", default=True)
         self.fc = nn.Linear(2 * self.width, self.width, bias=bias)
         if (
             "lm_head.weight" in keys
@@ -175,34 +168,36 @@ class Eagle3(Eagle):
 
     kind = "EAGLE-3"
 
-    def __init__(self, config: Config, keys: Keys, target: Target) -> None:
-        super().__init__(config, shape_of(config, keys, reads=2), keys.layers(), target)
+    def __init__(self, fields: Fields, keys: Keys, target: Target) -> None:
+        super().__init__(fields, shape_of(fields, keys, reads=2), keys.layers(), target)
         size, eps = target.config.hidden_size, self.shape.eps
-        vocab = check_vocabulary(config, target.vocab_size)
-        stated = config.get("target_hidden_size")
+        vocab = check_vocabulary(fields.ref, "vocab_size", fields.integer("vocab_size"), target.vocab_size)
+        stated = fields.optional("target_hidden_size")
         if stated is not None:
-            check_hidden_size(config.ref, "target_hidden_size", stated, size)
-        self.norm_output = config.flag("norm_output", False)
-        if config.flag("use_aux_hidden_state", True):
-            self.taps = aux_taps(config, target.config.num_hidden_layers)
+            check_hidden_size(fields.ref, "target_hidden_size", stated, size)
+        self.norm_output = fields.flag("norm_output")
+        if fields.flag("use_aux_hidden_state", default=True):
+            self.taps = aux_taps(fields, target.config.num_hidden_layers)
             read = len(self.taps) * size
             self.fc = nn.Linear(read, self.width, bias="fc.bias" in keys)
-            if config.flag("norm_before_fc", "input_norm.weight" in keys):
+            if fields.flag("norm_before_fc", default="input_norm.weight" in keys):
                 self.input_norm = RMSNorm(read, eps)
-            if config.flag("fc_norm", "fc_norm.0.weight" in keys):
+            if fields.flag("fc_norm", default="fc_norm.0.weight" in keys):
                 self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in self.taps)
         else:
             self.taps = ("final",)
-            check_hidden_size(config.ref, "hidden_size", self.width, size)
-        self.layers = nn.ModuleList([self._first_layer(config, keys)])
+            check_hidden_size(fields.ref, "hidden_size", self.width, size)
+        self.layers = nn.ModuleList([self._first_layer(fields, keys)])
         for i in range(1, len(self.cache)):
-            self.layers.append(Layer(shape_of(config, keys, i), i, normed=True))
+            self.layers.append(Layer(shape_of(fields, keys, i), i, normed=True))
         self.norm = RMSNorm(self.width, eps)
-        drafts = config.integer("draft_vocab_size", vocab)
+        hint = f"check draft_vocab_size in its config.json; {FOR_TARGET}"
+        stated = fields.optional("draft_vocab_size")
+        drafts = len(keys.take("lm_head.weight", stated, self.width, hint=hint))
         self.lm_head = nn.Linear(self.width, drafts, bias=False)
         self._head = (self.lm_head,)
-        self._open_embeddings(config, keys, target, vocab)
-        self._open_vocabulary(config, keys, target, vocab, drafts)
+        self._open_embeddings(keys, target, vocab)
+        self._open_vocabulary(fields, keys, target, vocab, drafts)
 
     def features(self, taps: dict[str, torch.Tensor]) -> torch.Tensor:
         parts = [taps[name].to(self.device, self.dtype) for name in self.taps]
@@ -228,15 +223,15 @@ class Eagle3(Eagle):
     def logits(self, out: torch.Tensor) -> torch.Tensor:
         return super().logits(self.norm(out))[..., : self.vocab]
 
-    def _first_layer(self, config: Config, keys: Keys) -> SideBySide:
+    def _first_layer(self, fields: Fields, keys: Keys) -> SideBySide:
         """Both its norms are there, but where the hidden state comes as it is (no `fc`): then the keys say."""
         of_embedding, of_hidden = (
             hasattr(self, "fc") or f"layers.0.{name}.weight" in keys
             for name in ("input_layernorm", "hidden_norm")
         )
-        return SideBySide(self.shape, (of_embedding, of_hidden), config.flag("norm_before_residual", False))
+        return SideBySide(self.shape, (of_embedding, of_hidden), fields.flag("norm_before_residual"))
 
-    def _open_embeddings(self, config: Config, keys: Keys, target: Target, vocab: int) -> None:
+    def _open_embeddings(self, keys: Keys, target: Target, vocab: int) -> None:
         """The target's, whatever the file says (some hold random ones), unless the sizes differ."""
         if self.width != target.config.hidden_size:
             self.embed_tokens = nn.Embedding(vocab, self.width)
@@ -248,7 +243,7 @@ class Eagle3(Eagle):
             return super().embed(tokens)
         return self.embed_tokens(tokens.clamp(max=self.embed_tokens.num_embeddings - 1))
 
-    def _open_vocabulary(self, config: Config, keys: Keys, target: Target, vocab: int, drafts: int) -> None:
+    def _open_vocabulary(self, fields: Fields, keys: Keys, target: Target, vocab: int, drafts: int) -> None:
         """Which target id each draft id is: id + d2t[id]; the same where there is no map."""
         self.vocab = min(drafts, target.vocab_size)
         if "t2d" in keys:
@@ -259,8 +254,8 @@ class Eagle3(Eagle):
             ids = keys.take("d2t", drafts).long() + torch.arange(drafts)
             if ids.min() < 0 or ids.max() >= target.vocab_size or ids.unique().numel() != drafts:
                 raise SpecbenchError(
-                    f"{config.ref}: {keys.spelled('d2t')} does not map its {drafts} tokens to different ids below "
+                    f"{fields.ref}: {keys.spelled('d2t')} does not map its {drafts} tokens to different ids below "
                     f"{target.vocab_size}",
-                    "was it made for this target?",
+                    FOR_TARGET,
                 )
         self.vocab, self.ids = drafts, ids.to(target.device)

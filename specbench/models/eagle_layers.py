@@ -1,38 +1,14 @@
-"""The decoder layers of EAGLE's networks: Llama's, but for what the first one reads."""
+"""The first decoder layer of EAGLE-3's networks, which reads more than Llama's, and the sizes of the others."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from specbench.errors import SpecbenchError
 from specbench.models.cache import SlotCache
-from specbench.models.draft_net import Attention, LayerShape, Mlp, RMSNorm, Rope
-from specbench.models.eagle_config import Config, Keys
-
-
-class Layer(nn.Module):
-    """A Llama layer, with or without the norm on its input."""
-
-    def __init__(self, shape: LayerShape, index: int, normed: bool) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.eps) if normed else None
-        self.self_attn = Attention(shape, index)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.eps)
-        self.mlp = Mlp(shape)
-
-    def forward(
-        self, x: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: SlotCache
-    ) -> torch.Tensor:
-        """Output `[B, T, h]` for `x` `[B, T, h]`."""
-        return self.rest(x if self.input_layernorm is None else self.input_layernorm(x), x, rope, mask, cache)
-
-    def rest(
-        self, x: torch.Tensor, residual: torch.Tensor, rope: Rope, mask: torch.Tensor | None, cache: SlotCache
-    ) -> torch.Tensor:
-        """What follows the input norm: attention reads `x` `[B, T, input_size]`, and is added to `residual`."""
-        x = residual + self.self_attn(x, rope, mask, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+from specbench.models.draft_net import Layer, LayerShape, RMSNorm, read_shape
+from specbench.models.eagle_config import Keys
+from specbench.models.fields import Fields
+from specbench.models.rope import Rope
 
 
 class SideBySide(Layer):
@@ -58,27 +34,12 @@ class SideBySide(Layer):
         return self.rest(torch.cat([embedded, normed], -1), residual, rope, mask, cache)
 
 
-def shape_of(config: Config, keys: Keys, index: int = 0, reads: int = 1) -> LayerShape:
+def shape_of(fields: Fields, keys: Keys, index: int = 0, reads: int = 1) -> LayerShape:
     """Sizes of layer `index`, whose attention reads `reads` times the hidden size.
 
     What exists (biases, query and key norms) is read off the keys.
     """
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise SpecbenchError(
-            f"{config.ref}: config.json has {heads} attention heads, expected a multiple of its {kv_heads} "
-            "key-value heads",
-            "is config.json the one that belongs to these weights?",
-        )
-    return LayerShape(
-        hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=config.integer("head_dim", hidden // heads),
-        input_size=reads * hidden,
-        eps=config.number("rms_norm_eps", 1e-6),
-        qkv_bias=f"layers.{index}.self_attn.q_proj.bias" in keys,
-        qk_norm=f"layers.{index}.self_attn.q_norm.weight" in keys,
+    at = f"layers.{index}.self_attn"
+    return read_shape(
+        fields, reads=reads, qkv_bias=f"{at}.q_proj.bias" in keys, qk_norm=f"{at}.q_norm.weight" in keys
     )

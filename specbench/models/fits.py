@@ -10,8 +10,10 @@ from typing import Any
 
 from specbench.errors import SpecbenchError
 from specbench.models import registry
+from specbench.models.checkpoint import FOR_TARGET
 from specbench.models.detect import Recognised
-from specbench.models.detect_settings import field_of
+from specbench.models.detect_settings import numbers
+from specbench.models.fields import Fields
 
 PADDING = 0.01  # vocabularies that differ by less are one vocabulary, padded (Qwen: 151936 and 152064)
 OWN_TARGET = ("medusa-2", "mtp")  # the target is in the checkpoint itself
@@ -27,18 +29,18 @@ class Numbers:
     vocab_size: int | None
 
 
-def numbers_of(ref: str) -> Numbers:
-    """The numbers of a target: an alias, a Hub id or a folder.
+def config_of(ref: str) -> Mapping[str, Any]:
+    """The config of a target: an alias, a Hub id or a folder.
 
     Raises:
-        SpecbenchError: neither the registry nor this machine knows them.
+        SpecbenchError: neither the registry nor this machine knows it.
     """
     path = Path(ref).expanduser()
     if path.is_dir():
-        return _numbers(_config(path))
+        return _read(path)
     entry = registry.entry_for(ref)
     if entry is not None and entry.config is not None:
-        return _numbers(entry.config)
+        return entry.config
     if entry is None and "/" not in ref:
         registry.find(ref)  # raises, and names the nearest
     from specbench.models.hub import cached
@@ -49,7 +51,12 @@ def numbers_of(ref: str) -> Numbers:
             f"the architecture of {ref} is not known here",
             "name a folder, or an alias marked random in `specbench ls targets`",
         )
-    return _numbers(_config(snapshot.folder))
+    return _read(snapshot.folder)
+
+
+def numbers_of(ref: str) -> Numbers:
+    """The numbers of a target. Raises SpecbenchError if they are not known (see `config_of`), or no numbers."""
+    return _numbers(ref, config_of(ref))
 
 
 def misfits(recognised: Recognised, target: Numbers) -> list[str]:
@@ -60,9 +67,36 @@ def misfits(recognised: Recognised, target: Numbers) -> list[str]:
         found += _unequal("layers", settings.get("target_layers"), target.layers)
         found += _too_few_layers(settings, target.layers)
     draft, own = settings.get("vocab_size"), target.vocab_size
-    if draft and own and abs(draft - own) > PADDING * own:
+    if draft and own and not same_vocabulary(draft, own):
         found += _unequal("vocabulary", draft, own)
     return found
+
+
+def same_vocabulary(draft: int, target: int) -> bool:
+    """Whether these are sizes of one vocabulary, but for padding."""
+    return abs(draft - target) <= PADDING * target
+
+
+def check_vocabulary(ref: str, name: str, size: int, target: int) -> int:
+    """`size`, the draft's idea (in `name`) of how many ids its target has: padding apart, this target's.
+
+    Raises:
+        SpecbenchError: it is another vocabulary.
+    """
+    if not same_vocabulary(size, target):
+        raise SpecbenchError(
+            f"{ref}: its target has {size} token ids ({name}), this target has {target}", FOR_TARGET
+        )
+    return size
+
+
+def check_hidden_size(ref: str, name: str, size: int, target: int) -> None:
+    """Refuse a draft that reads hidden states of another size."""
+    if size != target:
+        raise SpecbenchError(
+            f"{ref}: it reads hidden states of size {size} ({name}), this target's have size {target}",
+            FOR_TARGET,
+        )
 
 
 def fitting_targets(recognised: Recognised) -> list[str]:
@@ -72,7 +106,7 @@ def fitting_targets(recognised: Recognised) -> list[str]:
     return [
         entry.alias
         for entry in registry.targets()
-        if entry.config is not None and not misfits(recognised, _numbers(entry.config))
+        if entry.config is not None and not misfits(recognised, _numbers(entry.alias, entry.config))
     ]
 
 
@@ -109,15 +143,11 @@ def _too_few_layers(settings: Mapping[str, Any], layers: int | None) -> list[str
     return [f"it reads layer {max(ids)}, the target has {layers}"]
 
 
-def _numbers(config: Mapping[str, Any]) -> Numbers:
-    return Numbers(
-        hidden_size=field_of(config, "hidden_size", "n_embd", "d_model"),
-        layers=field_of(config, "num_hidden_layers", "n_layer"),
-        vocab_size=field_of(config, "vocab_size"),
-    )
+def _numbers(ref: str, config: Mapping[str, Any]) -> Numbers:
+    return Numbers(**numbers(Fields(ref, config)))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

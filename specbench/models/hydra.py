@@ -21,9 +21,13 @@ from torch.nn.functional import embedding, silu
 
 from specbench.decoding.context import Layout
 from specbench.errors import SpecbenchError
+from specbench.models.cache import SlotCache
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.draft_net import Attention, DraftNet, LayerShape, Mlp, RMSNorm, rope_at
+from specbench.models.draft_net import DraftNet, Layer, LayerShape, RMSNorm, read_shape
+from specbench.models.fields import Fields
 from specbench.models.fill import fill, own_weight
+from specbench.models.fits import check_vocabulary
+from specbench.models.rope import plain_frequencies, target_base
 from specbench.models.target import Target
 
 PREFIX = "prefix_embeding_layer."  # the official spelling
@@ -31,22 +35,12 @@ EMBEDDINGS = "input_embed_fn.weight"  # the target's, as the heads knew them
 UNUSED = (f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq")
 
 
-class _Layer(nn.Module):
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__()
-        self.self_attn = Attention(shape, 0)
-        self.mlp = Mlp(shape)
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.eps)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.eps)
-
-
 class Prefix(DraftNet):
     """The prefix layer; hidden states `[B, T, H]` in, `[B, T, H]` out."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__(layers=1)
-        self.shape = shape
-        self.layers = nn.ModuleList([_Layer(shape)])
+        self.layers = nn.ModuleList([Layer(shape, 0)])
         self.norm = RMSNorm(shape.hidden_size, shape.eps)
 
     def prefill(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -62,10 +56,7 @@ class Prefix(DraftNet):
         return self._run(hidden, at.positions, mask)
 
     def _run(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        layer: Any = self.layers[0]
-        rope = rope_at(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
-        x = x + layer.self_attn(layer.input_layernorm(x), rope, mask, self.cache)
-        return self.norm(x + layer.mlp(layer.post_attention_layernorm(x)))
+        return self.norm(self.layers[0](x, self.rope_at(positions), mask, self.cache))
 
 
 class Block(nn.Module):
@@ -95,22 +86,30 @@ class HydraHead(nn.Module):
 
 
 class HydraNet(nn.Module):
-    """The prefix layer, the heads in order, and the embeddings the heads read."""
+    """The prefix layer, the heads in order, and the embeddings the heads read.
 
-    def __init__(self, shape: LayerShape, heads: int, blocks: int, vocab: int) -> None:
+    Args:
+        heads: how many heads, of `blocks` blocks each.
+        rows: the vocabulary the heads were made for.
+        vocab: the target's, V; the two may differ by padding, and ids beyond the smaller one are not drafted.
+    """
+
+    def __init__(self, shape: LayerShape, heads: int, blocks: int, rows: int, vocab: int) -> None:
         super().__init__()
         self.prefix = Prefix(shape)
-        self.heads = nn.ModuleList(HydraHead(i + 2, blocks, shape.hidden_size, vocab) for i in range(heads))
+        self.heads = nn.ModuleList(HydraHead(i + 2, blocks, shape.hidden_size, rows) for i in range(heads))
+        self.vocab = min(rows, vocab)
         self.embeddings: nn.Parameter | None = None
+
+    @property
+    def cache(self) -> SlotCache:
+        """The prefix layer's keys and values."""
+        return self.prefix.cache
 
     def logits(self, head: int, path: torch.Tensor) -> torch.Tensor:
         """Logits `[…, V]` of one head after paths `[…, (head + 2) · H]`."""
         chosen: Any = self.heads[head]
-        return chosen.logits(path)
-
-    def nbytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(p.nbytes for p in self.parameters())
+        return chosen.logits(path)[..., : self.vocab]
 
     def embed(self, tokens: torch.Tensor, target: Target) -> torch.Tensor:
         """Embeddings `[…, H]`: the target's, unless the checkpoint has others."""
@@ -123,16 +122,21 @@ def open_hydra(checkpoint: Checkpoint, target: Target) -> HydraNet:
     """The drafter in a checkpoint of official layout, in the target's dtype. Its parts are counted from the keys.
 
     Raises:
-        SpecbenchError: another kind of Hydra heads; a missing, unknown or misshapen weight.
+        SpecbenchError: another kind of Hydra heads, or another vocabulary; a missing, unknown or misshapen weight.
     """
     _check_kind(checkpoint)
     heads = _highest(checkpoint.state, r"hydra_(?:mlp|lm_head)\.(\d+)\.") + 1
     last = _highest(checkpoint.state, r"hydra_mlp\.\d+\.(\d+)\.")
+    shape, vocab = _shape(checkpoint, target), target.vocab_size
+    head = _official("heads.0.out.weight")
+    rows = len(checkpoint.take(head, None, shape.hidden_size)) if head in checkpoint.state else vocab
+    check_vocabulary(checkpoint.ref, head, rows, vocab)
     with torch.device("meta"):
-        net = HydraNet(_shape(checkpoint, target), max(heads, 1), max(last + 1, 2) // 2, target.vocab_size)
+        net = HydraNet(shape, max(heads, 1), max(last + 1, 2) // 2, rows, vocab)
     ignored = [EMBEDDINGS, *UNUSED]
     fill(net, checkpoint, device=target.device, dtype=target.dtype, key_of=_official, ignored=ignored)
     net.embeddings = own_weight(checkpoint, EMBEDDINGS, target.embeddings)
+    net.prefix.set_rope(plain_frequencies(target_base(target), shape.head_dim))
     return net
 
 
@@ -145,9 +149,12 @@ def _official(name: str) -> str:
 
 
 def _check_kind(checkpoint: Checkpoint) -> None:
-    config = checkpoint.config
-    kind, grounded = config.get("hydra_head_arch", "prefix-mlp"), config.get("grounded_heads", True)
-    offset = config.get("hidden_state_offset", 0)
+    fields = Fields(checkpoint.ref, checkpoint.config)
+    kind, grounded = (
+        fields.get("hydra_head_arch") or "prefix-mlp",
+        fields.flag("grounded_heads", default=True),
+    )
+    offset = fields.integer("hidden_state_offset", default=0, least=0)
     if kind != "prefix-mlp" or not grounded or offset:
         raise SpecbenchError(
             f"{checkpoint.ref}: Hydra heads of another kind (hydra_head_arch {kind}, grounded_heads {grounded}, "
@@ -157,27 +164,15 @@ def _check_kind(checkpoint: Checkpoint) -> None:
 
 
 def _shape(checkpoint: Checkpoint, target: Target) -> LayerShape:
-    config, layer = target.config, f"{PREFIX}layers.0."
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    return LayerShape(
-        hidden_size=hidden,
-        intermediate_size=checkpoint.take(f"{layer}mlp.gate_proj.weight", None, hidden).shape[0],
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or hidden // heads,
-        input_size=hidden,
-        eps=getattr(config, "rms_norm_eps", 1e-6),
+    """A layer like the target's, but for the width of its feed-forward part."""
+    layer = f"{PREFIX}layers.0."
+    gate = checkpoint.take(f"{layer}mlp.gate_proj.weight", None, target.config.hidden_size)
+    return read_shape(
+        Fields("the target", target.config.to_dict()),
+        intermediate_size=len(gate),
         qkv_bias=f"{layer}self_attn.q_proj.bias" in checkpoint.state,
-        rope_theta=_rope_theta(config),
     )
 
 
 def _highest(keys: Iterable[str], pattern: str) -> int:
     return max((int(match[1]) for key in keys if (match := re.match(pattern, key))), default=-1)
-
-
-def _rope_theta(config: Any) -> float:
-    """The base of the target's rotary positions; transformers 5 keeps it in `rope_parameters`."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    parameters = parameters.get("full_attention", parameters)
-    return float(parameters.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)

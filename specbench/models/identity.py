@@ -25,7 +25,7 @@ class ModelIdentity:
         revision: commit of that repository, if known.
         dtype: of the weights in memory, e.g. `float32`.
         quantization: of the weights (`mxfp4`) or of what they were dequantised from (`q4_1`); None = none.
-        parameters: number of parameters, tied ones once.
+        parameters: number of parameters, tied ones once; None where an engine reads them and we do not.
         bytes: of parameters and buffers in memory.
         files: file name -> sha256, or `size:…,mtime:…` for local files above 2 GB.
         verified: False while the Hub id is only known from a README (registry.toml).
@@ -39,7 +39,7 @@ class ModelIdentity:
     revision: str | None
     dtype: str
     quantization: str | None
-    parameters: int
+    parameters: int | None
     bytes: int
     files: dict[str, str] = field(default_factory=dict)
     verified: bool = True

@@ -8,7 +8,6 @@ measured once, for vanilla and methods alike, kept on disk (same kernels, same t
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import time
 from collections import defaultdict
@@ -23,6 +22,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from specbench.measure.machine import cpu_facts
+from specbench.models.kept import keep, kept
 
 TOKENS = (1, 2, 4, 8, 16, 64)  # measured; between two of them the larger one's choice holds
 SMALLEST = 20_000_000  # weights below which nothing is gained
@@ -89,7 +89,7 @@ def pack(
     if choices is None:
         notify("measuring which matrix kernels are fastest here, once…")
         choices = {shape: _measure(group) for shape, group in shapes.items()}
-        _keep(file, choices)
+        keep(file, choices)
     for shape, group in shapes.items():
         if "packed" in choices[shape].values():
             at = tuple(choices[shape][str(tokens)] == "packed" for tokens in TOKENS)
@@ -174,22 +174,8 @@ def _key(layer: nn.Linear, shapes: dict[str, list[nn.Linear]]) -> str:
 
 
 def _kept(file: Path, shapes: dict[str, list[nn.Linear]]) -> Choices | None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    found = kept(file)
     whole = isinstance(found, dict) and all(
         isinstance(found.get(shape), dict) and set(found[shape]) == set(map(str, TOKENS)) for shape in shapes
     )
     return found if whole else None
-
-
-def _keep(file: Path, choices: Choices) -> None:
-    """Best effort: without a writable cache the choice is made again next time."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".new")
-        draft.write_text(json.dumps(choices, indent=1), encoding="utf-8")
-        draft.replace(file)
-    except OSError:
-        return

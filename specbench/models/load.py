@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -27,7 +28,7 @@ OTHER_TASKS = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "ForPreT
 # Everything transformers, safetensors and torch raise for a checkpoint they cannot read.
 UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, EOFError,
-    SafetensorError, pickle.UnpicklingError,
+    SafetensorError, pickle.UnpicklingError, StrictDataclassError,
 )  # fmt: skip
 
 
@@ -83,8 +84,30 @@ def load(
         source = resolve(ref, revision=revision, notify=notify)
         config = _config(source, trust_remote_code)
         model = _model(source, config, place, number, device_map, attn, trust_remote_code)
-        tokenizer = _tokenizer(source, trust_remote_code)
+        tokenizer = read_tokenizer(source, trust_remote_code)
     return LoadedModel(model, tokenizer, _identity(ref, source, model))
+
+
+def load_tokenizer(
+    ref: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    notify: Notify = lambda line: None,
+) -> tuple[str, Any]:
+    """The name and the tokenizer of a target, whose weights are not read.
+
+    Raises:
+        SpecbenchError: what `load` raises, or the target has no tokenizer.
+    """
+    tokenizer = None
+    if not ref.startswith(registry.RANDOM_PREFIX):
+        with _quiet():
+            source = resolve(ref, revision=revision, notify=notify)
+            tokenizer = read_tokenizer(source, trust_remote_code)
+    if tokenizer is None:
+        raise SpecbenchError(f"{ref} has no tokenizer", "name a target that has one")
+    return source.name, tokenizer
 
 
 def _random(
@@ -138,6 +161,7 @@ def _model(
             attn_implementation=pick_attention(attn, model_class),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with the shapes
             weights_only=True,
             **({"device_map": device_map} if spread else _straight_to(device)),
         )
@@ -147,6 +171,12 @@ def _model(
         if _is_out_of_memory(error):
             raise
         raise _unreadable(source, error) from error
+    if info["mismatched_keys"]:
+        key, there, wanted = min(info["mismatched_keys"])
+        raise SpecbenchError(
+            f"{source.name}: weight {key} is {_by(there)}, expected {_by(wanted)}",
+            "is config.json the one that belongs to these weights?",
+        )
     if info["missing_keys"]:
         raise SpecbenchError(
             f"{source.name} lacks {len(info['missing_keys'])} weights of its architecture, the first "
@@ -157,6 +187,10 @@ def _model(
     return model.eval().requires_grad_(False)
 
 
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
 def _straight_to(device: torch.device) -> dict[str, Any]:
     """Load onto the device without a copy in host memory, which transformers does only with accelerate."""
     if device.type == "cpu" or importlib.util.find_spec("accelerate") is None:
@@ -164,10 +198,10 @@ def _straight_to(device: torch.device) -> dict[str, Any]:
     return {"device_map": {"": device}}
 
 
-def _tokenizer(source: Source, trust_remote_code: bool) -> Any | None:
+def read_tokenizer(source: Source, trust_remote_code: bool) -> Any | None:
     """The folder's tokenizer, with the registry's chat template where the checkpoint has none."""
     if not any((source.folder / name).is_file() for name in TOKENIZER_FILES):
-        source.notes.append("no tokenizer: prompts must be ids")
+        source.notes.append("no tokenizer: it takes ids, not text")
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=trust_remote_code)

@@ -12,28 +12,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from torch import nn
 from torch.nn.functional import silu
 
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.fill import check_no_others
+from specbench.models.fits import check_vocabulary
 from specbench.models.target import Target
 
 INSIDE = "medusa_head."  # where a whole model keeps its heads
 
 
-@dataclass(frozen=True)
-class MedusaHeads:
+class MedusaHeads(nn.Module):
     """N heads, stacked so that one batched product serves them all.
 
-    blocks: weights `[N, H, H]` and biases `[N, 1, H]` of the residual blocks, first to last.
-    out: `[N, V, H]`.
+    Args:
+        blocks: weights `[N, H, H]` and biases `[N, 1, H]` of the residual blocks, first to last.
+        out: `[N, V, H]`; V may be the target's vocabulary without its padding.
     """
 
-    blocks: list[tuple[torch.Tensor, torch.Tensor]]
-    out: torch.Tensor
+    def __init__(self, blocks: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(weight, False) for weight, _ in blocks)
+        self.biases = nn.ParameterList(nn.Parameter(bias, False) for _, bias in blocks)
+        self.out = nn.Parameter(out, False)
 
     def __len__(self) -> int:
         return len(self.out)
@@ -41,24 +46,23 @@ class MedusaHeads:
     def logits(self, hidden: torch.Tensor, heads: int | None = None) -> torch.Tensor:
         """Logits `[B, heads, V]` of the first `heads` heads (None: all) for hidden states `[B, H]`."""
         x = hidden.to(self.out).expand(len(self) if heads is None else heads, -1, -1)
-        for weight, bias in self.blocks:
+        for weight, bias in zip(self.weights, self.biases, strict=True):
             x = x + silu(torch.baddbmm(bias[:heads], x, weight[:heads].mT))
         return torch.bmm(x, self.out[:heads].mT).transpose(0, 1)
-
-    def nbytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(w.nbytes + b.nbytes for w, b in self.blocks) + self.out.nbytes
 
 
 def open_medusa(checkpoint: Checkpoint, target: Target) -> MedusaHeads:
     """The heads of a Medusa-1 or Medusa-2 checkpoint, in the target's dtype.
 
     Raises:
-        SpecbenchError: a missing, unknown or misshapen weight.
+        SpecbenchError: a missing, unknown or misshapen weight, or heads for another vocabulary.
     """
     checkpoint = only_heads(checkpoint)
     found, blocks = _count(checkpoint.state)
-    hidden, vocab = target.config.hidden_size, target.vocab_size
+    hidden = target.config.hidden_size
+    first = f"0.{blocks}.weight"
+    vocab = len(checkpoint.take(first, None, hidden)) if first in checkpoint.state else target.vocab_size
+    check_vocabulary(checkpoint.ref, first, vocab, target.vocab_size)
     shapes: dict[str, tuple[int, ...]] = {}
     for block in range(blocks):
         shapes |= {f"{block}.linear.weight": (hidden, hidden), f"{block}.linear.bias": (hidden,)}
@@ -73,7 +77,7 @@ def open_medusa(checkpoint: Checkpoint, target: Target) -> MedusaHeads:
 
     return MedusaHeads(
         [(stacked(f"{b}.linear.weight"), stacked(f"{b}.linear.bias")[:, None]) for b in range(blocks)],
-        stacked(f"{blocks}.weight"),
+        stacked(f"{blocks}.weight")[:, : target.vocab_size],
     )
 
 

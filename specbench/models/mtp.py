@@ -68,8 +68,7 @@ def open_mtp(target: Target, draft: str | Checkpoint | None = None) -> tuple[Mtp
     if isinstance(draft, str):
         expect(list_checkpoint(draft), ("mtp",), "mtp")
     if not isinstance(draft, Checkpoint):
-        prefixes = tuple(f"model.layers.{first + i}." for i in range(_MOST_LAYERS))
-        draft = open_checkpoint(*_folder(target, draft), ("mtp.", *prefixes))
+        draft = open_checkpoint(*_folder(target, draft), mtp_prefixes(target))
     layouts = _layouts(draft, first)
     if not layouts:
         raise SpecbenchError(
@@ -90,6 +89,12 @@ def open_mtp(target: Target, draft: str | Checkpoint | None = None) -> tuple[Mtp
         layer.embed_weight = own_weight(draft, keys.embed, target.embeddings)
         layer.head_weight = own_weight(draft, keys.head, target.lm_head)
     return net, draft
+
+
+def mtp_prefixes(target: Target) -> tuple[str, ...]:
+    """How the keys of such layers begin in the checkpoint of a target."""
+    first = target.config.num_hidden_layers
+    return ("mtp.", *(f"model.layers.{first + i}." for i in range(_MOST_LAYERS)))
 
 
 class MtpNet(DraftNet):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from specbench.measure.memory import module_bytes
 from specbench.models import attention
 from specbench.models.cache import SlotCache
 from specbench.models.kernels import Choices, Switch, pack
+from specbench.models.routers import PREFIX, choice, number_of_experts, routers
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
 # Attention reads the slots in use, rounded up to this many.
@@ -65,6 +66,8 @@ class Target:
         self.cache = SlotCache(self.config.num_hidden_layers)
         self._cache_argument = _cache_argument(model)
         self._tapped: dict[str, torch.Tensor] = {}
+        self._routers = routers(model)
+        self.experts = number_of_experts(self.config)[0] if self._routers else 0
         self._packed, self.kernel_choices = Switch(), Choices()
         # A model may be wrapped twice, as target and as its own draft: each wrapper has its own cache.
         ours = self.config._attn_implementation
@@ -82,6 +85,16 @@ class Target:
     def lm_head(self) -> torch.nn.Module:
         """Hidden states `[…, H]` (after the final norm) to logits `[…, V]`."""
         return self.model.get_output_embeddings()
+
+    @property
+    def kernels(self) -> dict[str, Any]:
+        """What computes: must not change within a run."""
+        return {"attention": self.config._attn_implementation, "linear": self.kernel_choices}
+
+    @property
+    def router_taps(self) -> tuple[str, ...]:
+        """The taps of a mixture's routers, one a MoE layer; none of a dense model."""
+        return tuple(f"{PREFIX}{place}" for place in range(len(self._routers)))
 
     def weights_bytes(self) -> int:
         """Bytes of parameters and buffers, as stored."""
@@ -134,7 +147,8 @@ class Target:
 
     @contextlib.contextmanager
     def tapping(self, names: Sequence[str]) -> Iterator[None]:
-        """While open, every pass returns the hidden states `names`: "embed", "layer:i", "final".
+        """While open, every pass returns the hidden states `names`: "embed", "layer:i", "final"; and of `router_taps`
+        the experts `[B·T, k]` that each token was sent to.
 
         Raises:
             SpecbenchError: for a name this model has no module for.
@@ -146,6 +160,32 @@ class Target:
             for handle in handles:
                 handle.remove()
             self._tapped.clear()
+
+    @contextlib.contextmanager
+    def skipping(self, layers: Collection[int]) -> Iterator[None]:
+        """While open, passes go around the decoder layers `layers` (counted from 0) and leave their cache alone.
+
+        Raises:
+            SpecbenchError: for a model whose decoder has no list of layers, or not these.
+        """
+        decoder = self._decoder
+        whole = getattr(decoder, "layers", None)
+        if not isinstance(whole, torch.nn.ModuleList) or not set(layers) <= set(range(len(whole))):
+            raise SpecbenchError(
+                f"layers {'+'.join(map(str, sorted(layers)))} do not exist in {type(self.model).__name__}",
+                f"name layers from 0 to {len(whole) - 1}"
+                if whole
+                else "use a target with a list of decoder layers",
+            )
+        around = _Around()
+        # As many entries as before: decoders look up a layer's mask and rotation by its place in the list.
+        decoder.layers = torch.nn.ModuleList(
+            around if place in layers else layer for place, layer in enumerate(whole)
+        )
+        try:
+            yield
+        finally:
+            decoder.layers = whole
 
     @contextlib.contextmanager
     def stock_attention(self) -> Iterator[None]:
@@ -169,14 +209,19 @@ class Target:
             input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=True, **kwargs
         ).logits.to(self.device)
 
+    @property
+    def _decoder(self) -> Any:
+        return self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
+
     def _tap_module(self, name: str) -> torch.nn.Module:
-        base = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
         try:
             if name == "embed":
                 return self.embeddings
             if name == "final":
-                return base.norm
-            return base.layers[int(name.removeprefix("layer:"))]
+                return self._decoder.norm
+            if name.startswith(PREFIX):
+                return self._routers[int(name.removeprefix(PREFIX))]
+            return self._decoder.layers[int(name.removeprefix("layer:"))]
         except (AttributeError, ValueError, IndexError) as error:
             raise SpecbenchError(
                 f"hidden state {name!r} does not exist in {type(self.model).__name__}",
@@ -187,11 +232,22 @@ class Target:
         def hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
             self._tapped[name] = output[0] if isinstance(output, tuple) else output
 
-        return hook
+        def router_hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+            if (chosen := choice(output)) is not None:
+                self._tapped[name] = chosen
+
+        return router_hook if name.startswith(PREFIX) else hook
 
     def _take_taps(self) -> dict[str, torch.Tensor]:
         taken, self._tapped = self._tapped, {}
         return taken
+
+
+class _Around(torch.nn.Module):
+    """Stands for a decoder layer that is skipped: what goes in comes out."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return hidden_states
 
 
 def round_up(slots: int) -> int:

@@ -1,0 +1,78 @@
+"""How fast this device reads and multiplies, measured once and kept: what a run's roofline rests on (design §6)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.measure.bandwidth import measure_bandwidth, measure_matmul
+from specbench.measure.machine import cpu_facts
+from specbench.models.kept import keep, kept
+
+FOLDER = "speed"  # in the cache
+VERSION = 1  # raise when the way of measuring changes
+
+
+@dataclass(frozen=True)
+class Speed:
+    """`copy_gb_s` counts bytes read and bytes written; `matmul_tflop_s` is of `dtype`. `device` is its model."""
+
+    device: str
+    dtype: str
+    threads: int | None
+    copy_gb_s: float
+    read_gb_s: float
+    matmul_tflop_s: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second, by the faster of copying and reading: a floor must not assume a slower memory than it is."""
+        return max(self.copy_gb_s, self.read_gb_s) * 1e9
+
+    @property
+    def rate(self) -> float:
+        """Operations a second."""
+        return self.matmul_tflop_s * 1e12
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> Speed | None:
+    """The speed of a torch device, from `folder` or measured now, in about a second; None if it cannot be measured.
+
+    Args:
+        dtype: of the matrices, torch's; eight-bit and narrower numbers are multiplied in bfloat16.
+        folder: specbench's cache.
+        again: measure although it is known (the machine was busy then).
+    """
+    import torch
+
+    device = torch.device(device)
+    name = _name(device)
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    numbers = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.bfloat16
+    kind = str(numbers).removeprefix("torch.")
+    said = f"{VERSION} {name} {kind} {threads} {torch.__version__}"
+    file = folder / FOLDER / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
+    known = None if again else kept(file)
+    if isinstance(known, dict) and known.keys() == Speed.__dataclass_fields__.keys():
+        return Speed(**known)
+    try:
+        memory = measure_bandwidth(device, 0.5)
+        rate = measure_matmul(device, numbers, 0.4)
+    except (RuntimeError, MemoryError):
+        return None
+    found = Speed(name, kind, threads, memory.copy_gb_s, memory.read_gb_s, rate / 1e12)
+    keep(file, found.to_json())
+    return found
+
+
+def _name(device: Any) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_facts()["model"] or "unknown processor" if device.type == "cpu" else device.type

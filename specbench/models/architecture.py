@@ -1,0 +1,109 @@
+"""The numbers of a model that the cost of its passes depends on, read off the model itself (`analysis.roofline`).
+
+Weights are counted, not derived from a config, so that every architecture comes out right, quantised ones as stored.
+A model on torch's meta device serves as well: what is not at hand can be counted too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench.analysis.roofline import Architecture
+from specbench.models.routers import number_of_experts, routers
+
+if TYPE_CHECKING:
+    from specbench.models.target import Target
+
+
+def architecture(target: Target) -> Architecture:
+    """The numbers of a target's model."""
+    model, config = target.model, target.config
+    moe_layers = len(routers(model))
+    experts, active = number_of_experts(config) if moe_layers else (0, 0)
+    dense = Counted()
+    routed = Counted() if experts else dense
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    for path, module, weight in _weights(model):
+        if isinstance(module, torch.nn.Embedding) and not (head is not None and weight is head.weight):
+            continue  # a pass reads a few of its rows
+        (routed if "experts" in path.split(".") else dense).add(module, weight)
+    each = max(1, experts * moe_layers)
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return Architecture(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
+        vocab=target.vocab_size,
+        tied=head is not None and head.weight is embeddings.weight,
+        windows=tuple(_windows(config)),
+        cached=_cached(config, kv_heads, head_dim),
+        attended=_attended(config, heads, head_dim),
+        dense_parameters=dense.parameters,
+        dense_bytes=dense.bytes,
+        moe_layers=moe_layers if experts else 0,
+        experts=experts,
+        active_experts=active,
+        expert_parameters=routed.parameters / each if experts else 0,
+        expert_bytes=routed.bytes / each if experts else 0,
+        number_bytes=target.dtype.itemsize,
+    )
+
+
+class Counted:
+    """Parameters and their bytes, each weight once."""
+
+    def __init__(self) -> None:
+        self.parameters, self.bytes = 0, 0
+        self._seen: set[int] = set()
+
+    def add(self, module: Any, weight: torch.Tensor) -> None:
+        from specbench.measure.memory import tensor_bytes
+
+        if id(weight) in self._seen:
+            return
+        self._seen.add(id(weight))
+        # A quantised layer holds its weight in another shape than it has.
+        matrix = weight.dim() == 2 and hasattr(module, "in_features") and hasattr(module, "out_features")
+        self.parameters += module.in_features * module.out_features if matrix else weight.numel()
+        self.bytes += weight.nbytes if weight.is_meta else tensor_bytes([weight])
+
+
+def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torch.Tensor]]:
+    """(path of its module, the module, the weight) of every parameter, and of packed weights kept as buffers."""
+    for path, module in model.named_modules():
+        packed = (b for b in module.buffers(recurse=False) if not b.is_floating_point() and b.dim() > 1)
+        for weight in (*module.parameters(recurse=False), *packed):
+            yield path, module, weight
+
+
+def _windows(config: Any) -> Iterator[tuple[int | None, int]]:
+    layers = config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    kinds = (
+        getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
+    )
+    sliding = sum(kind == "sliding_attention" for kind in kinds) if window else 0
+    if sliding:
+        yield int(window), sliding
+    if layers - sliding:
+        yield None, layers - sliding
+
+
+def _cached(config: Any, kv_heads: int, head_dim: int) -> int:
+    """Numbers a token leaves in one layer. Of latent attention (DeepSeek) its latent, however it is stored."""
+    latent = getattr(config, "kv_lora_rank", None)
+    return latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head_dim
+
+
+def _attended(config: Any, heads: int, head_dim: int) -> int:
+    if getattr(config, "kv_lora_rank", None):
+        return heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    return 2 * heads * head_dim

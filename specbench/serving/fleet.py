@@ -1,0 +1,157 @@
+"""The servers of a run: started when they are needed, or attached to, and stopped at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.engines.base import Engine, Launch, Setup
+from specbench.errors import SpecbenchError
+from specbench.serving.client import Client, api_key
+from specbench.serving.probe import Probe
+from specbench.serving.server import Server, free_port
+
+PORTS = 3  # tries, where somebody else takes the port before the engine does
+STARTS = 2  # of a server that dies while it serves
+
+
+@dataclass
+class Host:
+    """Something that answers: its client, the model's name as it knows it, and the server if it is ours."""
+
+    client: Client
+    model: str
+    server: Server | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.server is None or self.server.alive
+
+    async def close(self) -> None:
+        await self.client.close()
+        if self.server is not None:
+            await asyncio.to_thread(self.server.stop)
+
+
+class Fleet:
+    """Hosts by a method's label.
+
+    Args:
+        launch: what all servers have in common; each gets a port of its own.
+        found: the engine as installed; None when attached.
+        together: keep all running; else one at a time.
+        on_line: takes the last line of a starting server's log.
+        warm_up: called with each host before it is used.
+    """
+
+    def __init__(
+        self, engine: Engine, setups: Mapping[str, Setup], launch: Callable[[int], Launch], found: Probe | None,
+        logs: Path, *, together: bool, on_line: Callable[[str, str], None] = lambda label, line: None,
+    ) -> None:  # fmt: skip
+        self._engine, self._setups, self._launch, self._found = engine, setups, launch, found
+        self._logs, self._together, self._on_line = logs, together, on_line
+        self._hosts: dict[str, Host] = {}
+        self._starts: dict[str, int] = {}
+        self._failed: dict[str, SpecbenchError] = {}
+
+    async def host(self, label: str) -> tuple[Host, bool]:
+        """The host of a method, and whether it has just been started.
+
+        Raises:
+            SpecbenchError: it cannot be started; asked again, the same without another try.
+        """
+        found = self._hosts.get(label)
+        if found is not None and found.alive:
+            return found, False
+        if label in self._failed:
+            raise self._failed[label]
+        if found is not None:
+            await self.down(label)
+        if not self._together:
+            for other in list(self._hosts):
+                await self.down(other)
+        self._starts[label] = self._starts.get(label, 0) + (found is not None)
+        try:
+            if self._starts[label] > STARTS:
+                raise SpecbenchError(
+                    f"{self._engine.name} keeps dying under {label}", f"see {self.log(label)}"
+                )
+            self._hosts[label] = await self._start(label)
+        except SpecbenchError as error:
+            self._failed[label] = error
+            raise
+        return self._hosts[label], True
+
+    async def down(self, label: str) -> None:
+        host = self._hosts.pop(label, None)
+        if host is not None:
+            await host.close()
+
+    async def close(self) -> None:
+        for label in list(self._hosts):
+            await self.down(label)
+
+    def log(self, label: str) -> Path:
+        safe = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in label)
+        return self._logs / f"{self._engine.name}-{safe}.log"
+
+    async def _start(self, label: str) -> Host:
+        assert self._found is not None
+        assert self._found.words is not None
+        setup = self._setups[label]
+        for attempt in range(PORTS):
+            launch = self._launch(free_port())
+            command = self._engine.command(self._found.words, setup, launch, self._found.flags)
+            server = Server(self._engine, command, launch.port, self.log(label))
+            client = Client(server.url)
+            host = Host(client, launch.target, server)
+            try:
+                await server.wait_ready(client, lambda line: self._on_line(label, line))
+            except BaseException:
+                taken = server.port_was_taken
+                await host.close()
+                if not taken or attempt == PORTS - 1:
+                    raise
+                continue
+            return host
+        raise AssertionError("the last try returns or raises")
+
+
+class Attached(Fleet):
+    """Servers that somebody else runs: one for the baseline, one for every method."""
+
+    def __init__(
+        self, engine: Engine, target: str, url: str, baseline_url: str | None, baseline: str
+    ) -> None:
+        super().__init__(engine, {}, _no_launch, None, Path(), together=True)
+        self._target, self._baseline = target, baseline
+        self._url, self._baseline_url = url, baseline_url or url
+
+    async def _start(self, label: str) -> Host:
+        url = self._baseline_url if label == self._baseline else self._url
+        client = Client(url, api_key())
+        status, body = await client.get(self._engine.health)
+        if not status:
+            await client.close()
+            raise SpecbenchError(f"nothing answers at {url}", "start the server, or check --url")
+        if not self._engine.ready(status, body):
+            await client.close()
+            raise SpecbenchError(f"the server at {url} is not ready (HTTP {status})", "wait until it is")
+        return Host(client, await served_model(client, self._target))
+
+
+async def served_model(client: Client, asked: str) -> str:
+    """The name to send: the one that was asked for if the server has it, else its only one."""
+    status, body = await client.get("/v1/models")
+    try:
+        names = [str(model["id"]) for model in json.loads(body)["data"]] if status == 200 else []
+    except (ValueError, KeyError, TypeError):
+        names = []
+    return asked if not names or asked in names else names[0]
+
+
+def _no_launch(port: int) -> Launch:
+    raise AssertionError("an attached server is not launched")

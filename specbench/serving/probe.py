@@ -1,0 +1,126 @@
+"""What is installed: where an engine's program is, its version, the flags it has."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench.engines import engines
+from specbench.engines.base import Command, Engine, Setup, flags_in
+from specbench.errors import SpecbenchError
+from specbench.serving.server import output_of
+
+
+class MissingFlag(SpecbenchError):
+    """A `flag` that the installed version does not have."""
+
+    def __init__(self, message: str, hint: str, flag: str) -> None:
+        super().__init__(message, hint)
+        self.flag = flag
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An engine as found here.
+
+    words: what starts its program; None if it is missing.
+    flags: those its help names; empty where it prints no help.
+    """
+
+    words: list[str] | None
+    version: str | None = None
+    flags: frozenset[str] = field(default_factory=frozenset)
+    why: str | None = None
+
+
+def probe(engine: Engine, binary: str | None = None) -> Probe:
+    """Ask the engine's own program; takes as long as that takes to print its help."""
+    words = engine.found(binary)
+    if words is None:
+        return Probe(None, why=f"{binary or engine.name} is not installed")
+    lacking = [name for name in engine.needs if importlib.util.find_spec(name) is None]
+    if lacking and binary is None:
+        return Probe(words, why=f"{engine.name} needs {', '.join(lacking)}, which is not installed")
+    code, help_text = output_of([*words, *engine.command_words, *engine.help_words])
+    flags = flags_in(help_text)
+    if code != 0 and not flags:
+        last = help_text.strip().splitlines()[-1:] or ["it prints nothing"]
+        return Probe(words, _version(engine, words), why=f"{engine.name} does not start: {last[0]}")
+    return Probe(words, _version(engine, words), flags)
+
+
+def _version(engine: Engine, words: Sequence[str]) -> str | None:
+    if engine.distribution is not None:
+        try:
+            return importlib.metadata.version(engine.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    _, text = output_of([*words, *engine.version_words])
+    found = re.search(r"\d+(\.\d+)+[\w.+-]*|(?<=version: )\d+", text)
+    return found.group() if found else None
+
+
+def survey() -> dict[str, dict[str, Any]]:
+    """What `doctor --engines` shows: each engine as found here, and what it can do.
+
+    `lacking`: methods whose flags this version does not have.
+    """
+    found = {}
+    for name, engine in engines().items():
+        here = probe(engine)
+        found[name] = {
+            "found": here.words is not None and here.why is None,
+            "missing": here.why,
+            "version": here.version,
+            "methods": sorted(engine.methods),
+            "no_speculation": engine.no_speculation,
+            "install": engine.install,
+            "lacking": _lacking(engine, here),
+        }
+    return found
+
+
+def _lacking(engine: Engine, here: Probe) -> dict[str, str]:
+    lacking = {}
+    for method, native in engine.methods.items():
+        drafter = {native.draft: "draft"} if native.draft else {}
+        setup = Setup(method, native, {**native.settings, **drafter})
+        try:
+            check_flags(engine, Command(engine.flags(setup)), here)
+        except MissingFlag as error:
+            lacking[method] = error.flag
+    return lacking
+
+
+def require(engine: Engine, binary: str | None = None) -> Probe:
+    """The engine as found here.
+
+    Raises:
+        SpecbenchError: it is not installed, or its program does not even print its help.
+    """
+    found = probe(engine, binary)
+    if found.words is None or found.why:
+        raise SpecbenchError(found.why or f"{engine.name} is not installed", engine.install)
+    return found
+
+
+def check_flags(engine: Engine, command: Command, found: Probe) -> None:
+    """Catch a flag that this version does not have before anything is started.
+
+    Raises:
+        MissingFlag: naming the flag and the engine's version.
+    """
+    if not found.flags:
+        return
+    for word in command.argv:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and len(flag) > 2 and flag not in found.flags:
+            raise MissingFlag(
+                f"{engine.name} {found.version or '(unknown version)'} has no flag {flag}",
+                "its flags change: take a version that has it, or leave the option out",
+                flag,
+            )

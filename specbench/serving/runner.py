@@ -1,0 +1,278 @@
+"""The schedule of a run, carried out on an engine: blocks of requests over HTTP, one server a method."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from specbench.build import Named
+from specbench.conversation import chat
+from specbench.decoding.method import Method
+from specbench.engines.base import Engine, Limits, Prompt, Setup
+from specbench.engines.prometheus import delta
+from specbench.engines.record import Reply
+from specbench.errors import SpecbenchError
+from specbench.measure.cpu import load_average
+from specbench.plan import Block, in_order
+from specbench.runner import WARMUP_NEW_TOKENS, Answer, Batch, Runner
+from specbench.serving.client import Exchange, StreamError, events
+from specbench.serving.fleet import Fleet, Host
+from specbench.serving.load import closed_loop, open_loop
+from specbench.serving.rows import Answered, fill
+from specbench.store import Trial
+from specbench.trial import blank, seed_of
+
+SETTLE_S = 0.05  # counters are written at the end of a request, a little after its last event
+SEED_BITS = 31  # engines take signed 32-bit seeds
+
+
+class EngineMethod(Method):
+    """A server's configuration as the runner knows a method. It generates through `EngineRunner`, not by itself."""
+
+    def __init__(self, setup: Setup, draft: str | None) -> None:
+        self.setup, self._draft = setup, draft
+        self.lossless = setup.native is None or setup.native.lossless
+        self.warm = setup.native is not None and setup.native.learns
+
+    def draft_identity(self) -> dict[str, Any] | None:
+        return None if self._draft is None else {"name": self._draft, "ref": self._draft}
+
+
+@dataclass
+class EngineRunner(Runner):
+    """`Runner` for an engine. Blocks are sent in a closed loop (concurrency) or an open one (request rate).
+
+    Args:
+        engine, fleet: what runs and where.
+        note: takes what the user should know, once each.
+    """
+
+    engine: Engine = field(kw_only=True)
+    fleet: Fleet = field(kw_only=True)
+    note: Callable[[str], None] = field(kw_only=True, default=lambda line: None)
+    _loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+    _noted: set[Hashable] = field(default_factory=set)
+
+    def measure(self, blocks: Sequence[Block]) -> str:
+        with self._loop:
+            try:
+                return super().measure(blocks)
+            finally:
+                self._loop.run(self.fleet.close())
+
+    def _prepare(self, blocks: Sequence[Block]) -> None:
+        """Nothing here: each server is warmed up when it has started."""
+
+    def _begin_pass(self, block: Block, finished: Sequence[Block]) -> None:
+        """A server that learns starts anew, and where a run goes on, from what it had learned by then."""
+        (named,) = (named for named in self.methods if named.label == block.only)
+        if named.method.warm:
+            self._loop.run(self.fleet.down(named.label))
+            for earlier in finished:
+                batch = self._batch(earlier)
+                same = (earlier.only, earlier.repeat, earlier.concurrency, earlier.request_rate)
+                if batch.prompts and same == (
+                    block.only,
+                    block.repeat,
+                    block.concurrency,
+                    block.request_rate,
+                ):
+                    self._loop.run(self._trial(batch, named, 0))
+
+    # -- one block -------------------------------------------------------------------------------------------
+
+    def _attempt(self, batch: Batch, attempt: int) -> list[Trial]:
+        fitting = {named.label: named for named in self._fitting(batch.block)}
+        rows = {
+            label: self._loop.run(self._trial(batch, fitting[label], order))
+            for order, label in enumerate(in_order(list(fitting), batch.block))
+        }
+        self._compare(batch, rows)
+        return [row for label in fitting for row in rows[label]]
+
+    async def _trial(self, batch: Batch, named: Named, order: int) -> list[Trial]:
+        """One method's requests of a block. A fault is its rows' `error`: the run goes on."""
+        block = replace(batch.block, questions=tuple(batch.block.questions[i] for i in batch.rows))
+        rows = [blank(block, named, row, order) for row in range(len(batch.rows))]
+        for row in rows:
+            row.batch, row.load = batch.block.batch, load_average()
+        try:
+            host = await self._host(named, batch)
+            await self._fill(rows, batch, named, host)
+        except SpecbenchError as error:
+            for row in rows:
+                row.error, row.finish = error.message, "error"
+        return rows
+
+    async def _fill(self, rows: list[Trial], batch: Batch, named: Named, host: Host) -> None:
+        setup = _setup(named)
+        requests = [
+            self.engine.request(prompt, self._limits(batch.block, question, named.label), setup, host.model)
+            for prompt, question in zip(self._prompts(batch), (row.question for row in rows), strict=True)
+        ]
+        before = await self._counters(host, setup)
+        begin = perf_counter()
+        exchanges = await self._send(batch.block, host, requests)
+        end = perf_counter()
+        after = await self._counters(host, setup)
+        counted = None if before is None or after is None else delta(before, after)
+        most = batch.block.max_new_tokens
+        replies = [self._read(*pair, setup, most) for pair in zip(rows, exchanges, strict=True)]
+        good = [i for i, reply in enumerate(replies) if reply is not None]
+        whole = counted if len(good) == len(rows) else None  # a failed request is in the counters too
+        records = self.engine.record([reply for reply in replies if reply is not None], whole, setup)
+        batch_s = _batch_s(exchanges, [replies[i] for i in good]) if good else None
+        nvml = self.instruments.sampler.window(begin, end)
+        for i, record in zip(good, records, strict=True):
+            reply = replies[i]
+            assert reply is not None
+            assert batch_s is not None
+            fill(rows[i], Answered(exchanges[i], reply, record), batch_s, self.config.text)
+            rows[i].nvml = nvml
+            self._check_prompt_tokens(named.label, rows[i], len(batch.prompts[i]))
+
+    async def _send(
+        self, block: Block, host: Host, requests: Sequence[tuple[str, dict[str, Any]]]
+    ) -> list[Exchange]:
+        async def send(number: int) -> Exchange:
+            return await host.client.stream(*requests[number])
+
+        if block.request_rate is not None:
+            return await open_loop(send, len(requests), block.request_rate, self.config.seed)
+        return await closed_loop(send, len(requests), block.concurrency or 1)
+
+    def _read(self, row: Trial, exchange: Exchange, setup: Setup, most: int) -> Reply | None:
+        """What a request brought; None with the row's `error` set if it failed."""
+        problem = exchange.error
+        reply = None
+        try:
+            reply = self._counted(self.engine.read(list(events(exchange.chunks)), setup), most)
+            if problem is None and not reply.arrivals:
+                problem = "the answer holds no token"
+            if problem is None and reply.finish is None:
+                problem = "the stream ended before the answer did"
+        except StreamError as error:
+            problem = problem or str(error)
+        if problem is None:
+            return reply
+        row.error, row.finish, row.retries = problem, "error", exchange.retries
+        return None
+
+    def _counted(self, reply: Reply, most: int) -> Reply:
+        """A reply whose engine does not say how many tokens it sent: its text is tokenised again, an EOS counted."""
+        if reply.completion_tokens is not None:
+            return reply
+        self._once(
+            "counted",
+            f"{self.engine.name} does not say how many tokens it sent: its texts are tokenised again",
+        )
+        count = len(self.target.tokenizer(reply.text, add_special_tokens=False)["input_ids"])
+        finish = reply.finish or ("length" if count >= most else "eos")
+        return replace(reply, completion_tokens=min(count + (finish == "eos"), most), finish=finish)
+
+    # -- servers ---------------------------------------------------------------------------------------------
+
+    async def _host(self, named: Named, batch: Batch) -> Host:
+        host, fresh = await self.fleet.host(named.label)
+        if fresh:
+            await self._warm_up(host, named, batch)
+        return host
+
+    async def _warm_up(self, host: Host, named: Named, batch: Batch) -> None:
+        """Untimed requests of the block's size; with their ids shuffled, a server that learns learns nothing."""
+        limits = self._limits(batch.block, "warm-up", named.label)
+        limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, WARMUP_NEW_TOKENS))
+        draw = Random(self.config.seed)
+        prompts = [self._as_prompt(draw.sample(ids, len(ids))) for ids in batch.prompts]
+        requests = [self.engine.request(prompt, limits, _setup(named), host.model) for prompt in prompts]
+        count = max(batch.block.concurrency or 1, 1)
+        for _ in range(self.config.warmup):
+            await closed_loop(
+                lambda number: host.client.stream(*requests[number]), min(count, len(requests)), count
+            )
+
+    async def _counters(self, host: Host, setup: Setup) -> dict[str, int] | None:
+        """The server's counters; None where there are none. Vanilla has nothing to count."""
+        if self.engine.metrics is None or setup.native is None:
+            return None
+        await asyncio.sleep(SETTLE_S)
+        status, text = await host.client.get(self.engine.metrics)
+        return self.engine.counters(text) if status == 200 else None
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def _prompts(self, batch: Batch) -> list[Prompt]:
+        return [
+            self._as_prompt(ids, self._messages(batch.block, row))
+            for row, ids in zip(batch.rows, batch.prompts, strict=True)
+        ]
+
+    def _as_prompt(self, ids: list[int], messages: list[dict[str, str]] | None = None) -> Prompt:
+        text = self.target.tokenizer.decode(ids[self._added(ids) :])
+        return Prompt(ids, text, messages or [{"role": "user", "content": text}])
+
+    def _added(self, ids: list[int]) -> int:
+        """How many of the first ids a server that adds special tokens to a text would add once more."""
+        if not self.engine.adds_special:
+            return 0
+        added = self.target.tokenizer("")["input_ids"]
+        return len(added) if ids[: len(added)] == added else 0
+
+    def _messages(self, block: Block, row: int) -> list[dict[str, str]]:
+        turns = block.questions[row].turns[: block.turn + 1]
+        return chat(turns, self._earlier(block, row) or [])
+
+    def _limits(self, block: Block, question: str, label: str) -> Limits:
+        config = self.config
+        seed = seed_of(config.seed, block.task.name, question, block.turn, block.repeat, label)
+        return Limits(
+            block.max_new_tokens,
+            config.temperature,
+            config.top_p,
+            config.top_k,
+            seed % 2**SEED_BITS,
+            config.ignore_eos,
+        )
+
+    def _check_prompt_tokens(self, label: str, row: Trial, sent: int) -> None:
+        """The prompt as the server counts it and as we do: a difference is a second template or BOS."""
+        if row.prompt_tokens not in (0, sent):
+            self._once(
+                (label, row.prompt_tokens - sent),
+                f"{label}: the server counts {row.prompt_tokens} prompt tokens where {sent} were sent "
+                f"({row.task} {row.question}): a template or special tokens are added there",
+            )
+
+    def _once(self, key: Hashable, line: str) -> None:
+        if key not in self._noted:
+            self._noted.add(key)
+            self.note(line)
+
+    # -- agreement -------------------------------------------------------------------------------------------
+
+    def _agreement(self, prompt: list[int], reference: Answer, row: Trial) -> dict[str, Any] | None:
+        """By ids where both have them, else by text. An engine's logits are not at hand: no gap."""
+        if reference.ids and row.output_ids:
+            pairs = zip(reference.ids, row.output_ids, strict=False)
+            shorter = min(len(reference.ids), len(row.output_ids))
+            first = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+            same = reference.ids == row.output_ids
+            return {"same": same, "first_difference": None if same else first, "logit_gap": None}
+        if reference.text is None or row.text is None:
+            return None
+        return {"same": reference.text == row.text, "first_difference": None, "logit_gap": None}
+
+
+def _setup(named: Named) -> Setup:
+    assert isinstance(named.method, EngineMethod)
+    return named.method.setup
+
+
+def _batch_s(exchanges: Sequence[Exchange], replies: Sequence[Reply | None]) -> float:
+    """Seconds from the first request sent to the last token that came."""
+    last = max(reply.arrivals[-1].at for reply in replies if reply is not None)
+    return last - min(exchange.sent_at for exchange in exchanges)

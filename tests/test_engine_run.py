@@ -1,0 +1,296 @@
+"""`specbench run --engine`: servers started, measured in turn and stopped; and everything that may go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+
+import fake_engine
+import pytest
+from fake_server import FakeServer, Imitation, text
+from tiny_folder import Workplace
+
+from specbench.serving import client, server
+from specbench.store import read_run
+
+
+@pytest.fixture
+def place(make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    fake_engine.install(monkeypatch)
+    monkeypatch.setattr(client, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(server, "GRACE_S", 2.0)
+    made = make_place("engine")
+    made.defaults = ["--engine", "fake", "--warmup", 1]
+    return made
+
+
+def methods(rows: list[dict]) -> list[str]:
+    """The methods in the order in which blocks were measured."""
+    return [row["method"].partition(":")[0] for row in rows]
+
+
+def error_of(place: Workplace, *options: object, **more: str) -> list[str]:
+    result = place.run(*options, **more)
+    assert result.code == 2, result.err
+    return result.error_lines
+
+
+def servers_of(pid: int) -> list[int]:
+    """Imitations that run as descendants of a process."""
+    import psutil
+
+    return [
+        p.pid
+        for p in psutil.Process(pid).children(recursive=True)
+        if "fake_server.py" in " ".join(p.cmdline())
+    ]
+
+
+# -- what is measured --------------------------------------------------------------------------------------------
+
+
+def test_whole_passes_there_and_back(place: Workplace) -> None:
+    result = place.run("--method", "prompt-lookup:k=2")
+    assert result.code == 0, result.err
+    rows = place.rows()
+    forward = ["vanilla"] * 4 + ["prompt-lookup"] * 4
+    assert methods(rows) == forward + forward[::-1]  # B M M B
+    assert {row["error"] for row in rows} == {None}
+    assert {row["concurrency"] for row in rows} == {1}
+    assert all(row["agreement"]["same"] for row in rows if row["method"] != "vanilla")
+    assert not servers_of(os.getpid())
+    manifest = place.manifest()
+    assert manifest["schedule"] == "whole passes"
+    assert manifest["engine"]["version"] == "1.2.3"
+    assert "--draft-tokens" in manifest["engine"]["commands"]["prompt-lookup:k=2"]
+    assert read_run(place.results / "r").warnings == []
+    logs = {path.name: path.read_text(encoding="utf-8") for path in (place.results / "r" / "logs").iterdir()}
+    assert sorted(logs) == ["fake-prompt-lookup-k=2.log", "fake-vanilla.log"]
+    assert (
+        logs["fake-vanilla.log"].count("loading") == 2
+    )  # one start a pass; the method's two passes share one
+    assert logs["fake-prompt-lookup-k=2.log"].count("loading") == 1
+
+
+def test_the_record_is_the_server_s_own(place: Workplace) -> None:
+    place.run("--method", "prompt-lookup:k=2", "--repeats", 1)
+    row = place.rows()[-1]
+    assert (row["output_tokens"], len(row["output_ids"]), row["finish"]) == (12, 12, "length")
+    record = row["acceptance"]
+    assert (record["accepted"], record["verify_steps"], record["target_steps"]) == (
+        7,
+        4,
+        5,
+    )  # 1 + 3 + 3 + 3 + 2
+    assert (record["source"], record["scope"]) == ("metrics-delta", "server")
+    assert row["rounds"]["count"] == [4]
+    assert row["rounds"]["emitted"] == [11]
+    result = place.run("--method", "prompt-lookup:k=2", "--repeats", 1, "--json")
+    overall = [row for row in json.loads(result.out)["rows"] if row["task"] == "overall"]
+    assert {row["method"]: row["tau"]["point"] for row in overall} == {
+        "vanilla": 1.0,
+        "prompt-lookup:k=2": 11 / 4,
+    }
+
+
+def test_side_by_side_they_are_interleaved(place: Workplace) -> None:
+    result = place.run("--method", "prompt-lookup", "--co-resident")
+    assert result.code == 0, result.err
+    rows = place.rows()
+    assert len(rows) == 8
+    order = {(row["block"], row["order"]): row["method"] for row in rows}
+    first = [order[block, 0] for block in range(4)]
+    assert set(first) == {"vanilla", "prompt-lookup"}  # ABBA
+    assert place.manifest()["schedule"] == "interleaved"
+
+
+def test_concurrency_and_request_rate(place: Workplace) -> None:
+    assert place.run("--method", "prompt-lookup", "--concurrency", "1,2", "--co-resident").code == 0
+    rows = place.rows()
+    assert {row["concurrency"] for row in rows} == {1, 2}
+    together = [row for row in rows if row["concurrency"] == 2 and row["turn"] == 0]
+    assert {row["batch"] for row in together} == {"q1+q2+q3"}
+    assert len({row["batch_s"] for row in together if row["method"] == "vanilla"}) == 1
+    assert place.run("--request-rate", "100", "--co-resident", name="rate").code == 0
+    assert {(row["concurrency"], row["request_rate"]) for row in place.rows("rate")} == {(None, 100.0)}
+
+
+def test_a_learning_server_starts_anew_for_each_pass(place: Workplace) -> None:
+    assert place.run("--method", "suffix").code == 0
+    log = (place.results / "r" / "logs" / "fake-suffix.log").read_text(encoding="utf-8")
+    assert log.count("loading") == 2
+    assert {row["state"] for row in place.rows() if row["method"] == "suffix"} == {"warm"}
+
+
+def test_a_run_goes_on_where_it_was_cut(place: Workplace) -> None:
+    assert place.run("--method", "prompt-lookup").code == 0
+    lines = place.trials_file().read_bytes().splitlines(keepends=True)
+    os.truncate(place.trials_file(), sum(map(len, lines[:6])))
+    assert place.run("--method", "prompt-lookup").code == 0
+    assert methods(place.rows()) == methods([json.loads(line) for line in lines])
+    assert place.trials_file().read_bytes().splitlines(keepends=True)[:6] == lines[:6]
+
+
+def test_a_dry_run_prints_the_commands_and_starts_nothing(place: Workplace) -> None:
+    result = place.run(
+        "--method", "draft-model:k=4,engine.slow_start=1", "--draft", place.target, "--dry-run"
+    )
+    assert result.code == 0, result.err
+    command = result.out.splitlines()[-1]
+    assert command.endswith(f"--draft-tokens 4 --draft-model {place.target} --slow-start 1")
+    assert f"--model {place.target} --host 127.0.0.1 --port " in command
+    assert not place.results.exists()
+
+
+# -- servers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_loads_is_waited_for(place: Workplace) -> None:
+    place.defaults[1] = "fake:slow-start=0.5"
+    assert place.run("--method", "prompt-lookup", "--repeats", 1).code == 0
+    assert {row["error"] for row in place.rows()} == {None}
+
+
+def test_a_port_that_is_taken_is_left_to_its_owner(place: Workplace) -> None:
+    place.defaults[1] = f"fake:taken={place.path / 'taken'}"
+    assert place.run("--repeats", 1).code == 0
+    assert "Address already in use" in (place.results / "r" / "logs" / "fake-vanilla.log").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_a_server_that_crashes_at_start_says_why(place: Workplace) -> None:
+    place.defaults[1] = "fake:crash=true"
+    message, hint = error_of(place, "--method", "prompt-lookup")
+    assert "fake stopped by itself (exit 1): RuntimeError: CUDA out of memory: tried" in message
+    assert "Traceback" not in message + hint
+
+
+def test_a_method_whose_server_crashes_does_not_end_the_run(place: Workplace) -> None:
+    result = place.run("--method", "prompt-lookup:engine.crash=true", "--method", "suffix")
+    assert result.code == 2
+    assert "nothing was measured of prompt-lookup:engine.crash=true: fake stopped by itself" in result.err
+    failed = {row["method"] for row in place.rows() if row["error"]}
+    assert failed == {"prompt-lookup:engine.crash=true"}
+    assert sum(row["method"] == "suffix" and row["error"] is None for row in place.rows()) == 8
+
+
+def test_a_stream_that_breaks_is_a_failed_row(place: Workplace) -> None:
+    result = place.run("--method", "prompt-lookup:engine.drop_every=4")
+    assert result.code == 0, result.err
+    rows = [row for row in place.rows() if row["method"] != "vanilla"]
+    broken = [row for row in rows if row["error"]]
+    assert 0 < len(broken) < len(rows)
+    assert all("the connection broke" in row["error"] for row in broken)
+    assert f"{len(broken)} of 16 trials failed" in result.err
+
+
+def test_what_is_not_installed(place: Workplace) -> None:
+    place.defaults[1] = "fake:binary=missing"
+    assert error_of(place) == ["error: missing is not installed", "  hint: pip install fake-engine"]
+
+
+def test_a_flag_that_was_removed_is_caught_before_anything_starts(place: Workplace) -> None:
+    message, hint = error_of(place, "--method", "gone")
+    assert message == "error: fake 1.2.3 has no flag --flag-that-was-removed"
+    assert not (place.results / "r" / "logs").exists()
+
+
+# -- attaching ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(place: Workplace) -> Iterator[tuple[FakeServer, FakeServer]]:
+    """A server that does not speculate and one that does."""
+
+    def routes(draft: int) -> dict:
+        model = Imitation(draft)
+        return {
+            "/v1/completions": model.complete,
+            "/metrics": model.metrics,
+            "/v1/models": text('{"data": [{"id": "served"}]}'),
+        }
+
+    with FakeServer(routes(0)) as base, FakeServer(routes(2)) as fast:
+        yield base, fast
+
+
+def test_attached_servers_are_used_as_they_are(
+    place: Workplace, two: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBENCH_API_KEY", "sesame-open")
+    base, fast = two
+    result = place.run("--method", "prompt-lookup", "--url", fast.url, "--baseline-url", base.url)
+    assert result.code == 0, result.err
+    assert "others' traffic" in result.err.replace("\n", " ")
+    assert len(place.rows()) == 8
+    for served in two:
+        path, body, headers = next(asked for asked in served.requests if asked[0] == "/v1/completions")
+        assert body["model"] == "served"
+        assert headers["Authorization"] == "Bearer sesame-open"
+    assert place.rows()[1]["acceptance"]["accepted"] > 0
+    for file in place.path.rglob("*"):
+        if file.is_file():
+            assert b"sesame-open" not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--url", "http://127.0.0.1:1", "--method", "prompt-lookup"],
+            "cannot switch speculation per request",
+        ),
+        (["--baseline-url", "http://127.0.0.1:1"], "--baseline-url is given without --url"),
+        (["--url", "http://me:secret@host"], "--url holds a name or password"),
+        (["--url", "nonsense"], "is no address of a server"),
+        (
+            ["--url", "http://127.0.0.1:1"],
+            "nothing was measured of vanilla: nothing answers at http://127.0.0.1:1",
+        ),
+        (["--engine", "fake:api-key=x"], "--api-key would write a secret into logs"),
+        (["--batch-size", "2"], "--batch-size is for specbench's own loop"),
+        (["--target", "random:llama-8b"], "fake cannot load random:llama-8b"),
+        (["--concurrency", "0"], "--concurrency 0 is not a list"),
+        (["--request-rate", "1,x"], "--request-rate 1,x is not a list of numbers"),
+        (["--method", "medusa"], "fake has no method 'medusa'"),
+        (["--engine", "other"], "unknown engine 'other'"),
+    ],
+)
+def test_options_that_do_not_go_together(place: Workplace, options: list[str], message: str) -> None:
+    assert message in error_of(place, *options)[0]
+
+
+def test_options_of_engines_are_not_for_our_own_loop(place: Workplace) -> None:
+    place.defaults = []
+    assert "are for serving engines" in error_of(place, "--concurrency", "4")[0]
+
+
+def test_a_second_template_is_noticed(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more(self: Imitation, body: dict) -> object:
+        return complete(self, {**body, "prompt": [1, *body["prompt"]]})
+
+    complete = Imitation.complete
+    monkeypatch.setattr(Imitation, "complete", one_more)
+    with FakeServer({"/v1/completions": Imitation(0).complete}) as served:
+        result = place.run("--url", served.url)
+    assert "prompt tokens where" in result.err
+    assert result.err.count("a template or special tokens are added there") == 1
+
+
+def test_text_only_engines_are_compared_by_text(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fake_server import stream
+
+    fake_engine.install(monkeypatch, takes_ids=False, metrics=None)
+    with FakeServer({"/v1/completions": stream(["so ", "it ", "is"], usage=3)}) as served:
+        url = served.url
+        assert (
+            place.run("--url", url, "--baseline-url", url, "--method", "prompt-lookup", "--no-text").code == 0
+        )
+        assert isinstance(served.bodies("/v1/completions")[0]["prompt"], str)
+    rows = [row for row in place.rows() if row["method"] != "vanilla"]
+    assert {row["agreement"]["same"] for row in rows} == {True}
+    assert {(row["output_tokens"], row["text"], row["acceptance"]["source"]) for row in rows} == {
+        (3, "so it is", "none")
+    }
