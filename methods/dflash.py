@@ -19,6 +19,7 @@ from specbench.decoding.marginal_tree import best_first
 from specbench.decoding.sampling import draw, probabilities
 from specbench.decoding.tree import MOST_NODES
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.device import send
 from specbench.models.dflash import DFlashNet, open_dflash
 from specbench.models.drafts import open_heads
 from specbench.models.target import Target
@@ -88,7 +89,7 @@ class DFlash(LearnedDrafter):
         wanted = self.length.wanted(budgets)
         if not any(wanted):
             return [Draft()] * len(budgets)
-        roots = torch.tensor(self._roots, device=self.net.device)
+        roots = send(self._roots, self.net.device)
         hidden = self.net.block(roots, self._context)
         logits = self.net.logits(hidden)
         if self.tree == "ddtree":

@@ -16,6 +16,8 @@ from specbench.decoding.chain import draft_chain
 from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.draft_length import DraftLength, HeuristicLength, K, draft_length
+from specbench.decoding.method import Request
+from specbench.models.device import send
 from specbench.models.drafts import known_ids, open_draft_model
 from specbench.models.target import Target
 
@@ -51,7 +53,7 @@ class DraftModel(Drafter):
         self.max_nodes = self.length.longest
 
     def release(self) -> None:
-        self.draft.cache.release()
+        self.draft.release()
 
     def draft_identity(self) -> dict[str, Any] | None:
         return None if self.draft.identity is None else self.draft.identity.to_json()
@@ -62,11 +64,16 @@ class DraftModel(Drafter):
     def kv_bytes(self) -> int:
         return self.draft.cache.nbytes()
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        rows, spare = len(request.prompts), self.max_nodes + 1
+        self.draft.reserve(rows, request.capacity, spare)
+        self.draft.ahead(rows, request.longest_prompt, request.capacity + spare)
+
     def begin(self, prompts: list[list[int]]) -> None:
         self._texts = [list(prompt) for prompt in prompts]
         self.length.begin(len(prompts))
         self._context = Context(self.draft)
-        self.draft.reserve(len(prompts), self.request.capacity + self.max_nodes + 1)
 
     def observe(self, outcome: Outcome) -> None:
         self.length.observe(outcome)
@@ -115,9 +122,9 @@ class DraftModel(Drafter):
         counts = [len(tokens) for tokens in missing]
         width = max(counts)
         device = self.draft.device
-        padded = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in missing], device=device)
+        padded = send([tokens + [0] * (width - len(tokens)) for tokens in missing], device)
         logits = self._context.append(self.draft, padded, counts).logits
-        last = torch.tensor([max(count - 1, 0) for count in counts], device=device)
+        last = send([max(count - 1, 0) for count in counts], device)
         return logits[torch.arange(len(counts), device=device), last]
 
     def _known(self, tokens: list[int]) -> list[int]:

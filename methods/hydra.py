@@ -17,6 +17,7 @@ from specbench.decoding.static_tree import StaticTree, named
 from specbench.decoding.tree import arange
 from specbench.models import hydra
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.device import send
 from specbench.models.drafts import open_heads
 from specbench.models.target import Target
 
@@ -59,9 +60,9 @@ class Hydra(LearnedDrafter):
             verified = zip(outcome.accepted, outcome.finished, strict=True)
             counts = [0 if done else accepted + 1 for accepted, done in verified]
             output = self.net.prefix(hidden, self._context.extend(hidden.shape[1], counts))
-        last = torch.tensor([max(n - 1, 0) for n in counts], device=device)
+        last = send([max(n - 1, 0) for n in counts], device)
         self._state = output[arange(len(counts), device), last]
-        self._roots = torch.tensor([new[-1] if new else 0 for new in outcome.tokens], device=device)
+        self._roots = send([new[-1] if new else 0 for new in outcome.tokens], device)
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         tree = self.tree.clip(max(budgets))

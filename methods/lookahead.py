@@ -21,6 +21,7 @@ import torch
 from specbench.decoding.draft import Draft, Drafter, Outcome, Probes
 from specbench.decoding.tree import arange
 from specbench.decoding.trie import merged
+from specbench.models.device import send
 
 
 class Lookahead(Drafter):
@@ -72,7 +73,7 @@ class Lookahead(Drafter):
             return
         columns = [self._rows[number].last_columns(1 + drafted[number]) for number in riding]
         device = outcome.logits.device
-        at = torch.tensor(riding, device=device)[:, None], torch.tensor(columns, device=device)
+        at = send(riding, device)[:, None], send(columns, device)
         for number, guesses in zip(riding, outcome.logits[at].argmax(-1).tolist(), strict=True):
             self._rows[number].advance(guesses)
 

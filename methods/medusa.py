@@ -19,6 +19,7 @@ from specbench.decoding.static_tree import named
 from specbench.decoding.tree import Tree, arange, walk
 from specbench.decoding.verify import Verdict
 from specbench.models.checkpoint import Checkpoint, open_checkpoint
+from specbench.models.device import send
 from specbench.models.drafts import open_heads
 from specbench.models.medusa import INSIDE, only_heads, open_medusa
 from specbench.models.target import Target
@@ -66,7 +67,7 @@ class Medusa(LearnedDrafter):
     def observe(self, outcome: Outcome) -> None:
         final = outcome.along_path(outcome.taps["final"])
         ends = [n - 1 for n in self._lengths] if outcome.prefill else outcome.accepted
-        self._hidden = final[arange(len(ends), final.device), torch.tensor(ends, device=final.device)]
+        self._hidden = final[arange(len(ends), final.device), send(ends, final.device)]
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         tree = self.tree.clip(max(budgets))

@@ -14,6 +14,7 @@ from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.draft_length import K, draft_length
 from specbench.decoding.learned import LearnedDrafter
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.device import send
 from specbench.models.mtp import open_mtp
 from specbench.models.target import Target
 
@@ -82,7 +83,7 @@ class Mtp(LearnedDrafter):
             min(self.layers - 1, n) if count else 0 for n, count in zip(self._counts, counts, strict=True)
         ]
         device, before = new.device, self._states.shape[1]
-        repeat, skip = torch.tensor([again, self._counts], device=device)[..., None]
+        repeat, skip = send([again, self._counts], device)[..., None]
         column = torch.arange(max(map(sum, zip(again, counts, strict=True))), device=device)
         source = torch.where(column < repeat, skip - repeat + column, before - repeat + column)
         joined = torch.cat([self._states, new], 1)
@@ -117,5 +118,5 @@ class Mtp(LearnedDrafter):
         width = max(counts)
         lines = [text[len(text) - n :] for text, n in zip(self._texts, counts, strict=True)]
         table = [line + [0] * (width - len(line)) + [max(len(line) - 1, 0)] for line in lines]
-        packed = torch.tensor(table, device=self.net.device)
+        packed = send(table, self.net.device)
         return packed[:, :width], packed[:, width]

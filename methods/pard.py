@@ -14,7 +14,9 @@ from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.draft_length import K, draft_length
 from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.method import Request
 from specbench.errors import SpecbenchError
+from specbench.models.device import send
 from specbench.models.drafts import known_ids, open_draft_model
 from specbench.models.target import Target
 
@@ -38,11 +40,19 @@ class Pard(LearnedDrafter):
         self.mask = _mask_token(self.draft)
         self.max_nodes = self.length.longest
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        rows, spare = len(request.prompts), self.max_nodes
+        self.draft.reserve(rows, request.capacity, spare)
+        self.draft.ahead(rows, request.longest_prompt, request.capacity + spare)
+
+    def release(self) -> None:
+        self.draft.release()
+
     def begin(self, prompts: list[list[int]]) -> None:
         self.length.begin(len(prompts))
         self._texts = [list(prompt) for prompt in prompts]
         self._context = Context(self.draft)
-        self.draft.reserve(len(prompts), self.request.capacity + self.max_nodes)
 
     def observe(self, outcome: Outcome) -> None:
         self.length.observe(outcome)
@@ -75,7 +85,7 @@ class Pard(LearnedDrafter):
         width = max(map(len, lines))
         sizes = [[len(line), len(new)] for line, new in zip(lines, unread, strict=True)]
         table = [line + [0] * (width - len(line)) + pair for line, pair in zip(lines, sizes, strict=True)]
-        ids, size, read = torch.tensor(table, device=device).split([width, 1, 1], dim=1)
+        ids, size, read = send(table, device).split([width, 1, 1], dim=1)
         column = torch.arange(width, device=device).expand(len(lines), -1)
         at = self._context.layout(column, column < size)
         logits = self.draft.forward(ids, at.positions, at.slots, at.masks).logits

@@ -17,6 +17,7 @@ from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.draft_length import K, draft_length
 from specbench.decoding.layer_search import SEEN, LayerSearch, agreement
+from specbench.models.device import send
 from specbench.models.target import Target
 
 
@@ -104,7 +105,7 @@ class SelfSpeculation(Drafter):
         def advance(tokens: torch.Tensor, counts: list[int]) -> torch.Tensor:
             return context.append(self.target, tokens[:, None], counts).logits[:, 0]
 
-        roots = torch.tensor([text[-1] for text in self._texts], device=self.target.device)
+        roots = send([text[-1] for text in self._texts], self.target.device)
         with self.target.skipping(self.layers):
             logits = advance(roots, [int(want > 0) for want in wanted])
             drafts = draft_chain(

@@ -18,6 +18,7 @@ from specbench.decoding.draft import Draft, Drafter, Outcome
 from specbench.decoding.largest import largest
 from specbench.decoding.static_tree import named
 from specbench.decoding.tree import arange
+from specbench.models.device import send
 from specbench.models.target import Target
 
 
@@ -60,7 +61,7 @@ class TokenRecycling(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         if outcome.tree is None:
-            last = torch.tensor(self._last, device=outcome.logits.device)[:, None]
+            last = send(self._last, outcome.logits.device)[:, None]
             self.learn(last, torch.ones_like(last, dtype=torch.bool), outcome.logits)
         else:
             self.learn(outcome.tree.tokens, outcome.tree.live, outcome.logits)
@@ -82,7 +83,7 @@ class TokenRecycling(Drafter):
         assert self._table is not None, "propose comes after begin"
         device = self._table.device
         row = arange(len(budgets), device)[:, None]
-        parents = torch.tensor(self._last, device=device)[:, None]
+        parents = send(self._last, device)[:, None]
         levels = []
         for level in tree.levels(device):
             levels.append(level.pick(self._table[row, parents]))

@@ -1,4 +1,4 @@
-"""`python -m specbench`."""
+"""`python -m specbench`: the same as the command `specbench`."""
 
 from specbench.cli import main
 

@@ -17,6 +17,7 @@ EMBEDDED_TARGET = "smollm2-135m"
 EMBEDDED_METHODS = ("prompt-lookup", "hf-generate")
 EMBEDDED_BATCH_METHODS = ("prompt-lookup",)  # transformers' own generate runs at batch size 1 only
 EMBEDDED_NEW_TOKENS = 48
+GRAPHS = ("auto", "off")
 NATIVE = "native"  # the engine that is none: specbench's own loop
 
 
@@ -44,6 +45,8 @@ class RunConfig:
     attn: str = "auto"
     threads: int | None = None
     quantize: str = "none"
+    graphs: str = "auto"
+    compile: bool = False
     revision: str | None = None
     trust_remote_code: bool = False
     template_args: Mapping[str, Any] | None = None
@@ -95,6 +98,11 @@ class RunConfig:
                 min(self.request_rates, default=1.0) > 0,
                 f"--request-rate {','.join(map(str, self.request_rates))} is not a list of numbers above 0",
                 "write e.g. --request-rate 0.5,2,8 (requests a second)",
+            ),
+            (
+                self.graphs in GRAPHS,
+                f"--graphs {self.graphs} is neither {' nor '.join(GRAPHS)}",
+                "auto captures CUDA graphs wherever that can be",
             ),
             (bool(self.tasks), "there is no task to measure", "give --task NAME, see `specbench ls tasks`"),
         ):

@@ -60,6 +60,7 @@ def describe(
         "versions": machine.versions(),
         "git": machine.git_state(),
         "kernel_choices": target.kernels,
+        "roofline": roofline(target),
         "start": now(),
         "end": None,
         "status": "running",
@@ -106,6 +107,25 @@ def _of_weights(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return {key: _of_weights(value) for key, value in part.items() if key not in PUBLISHED}
+
+
+def roofline(target: Target | EngineTarget) -> dict[str, Any] | None:
+    """What the limits of a run are computed from: the target's architecture, and the speed of the device.
+
+    None for an engine's target, whose passes are not ours.
+    """
+    from specbench.measure.speed import device_speed
+    from specbench.models.architecture import architecture
+    from specbench.models.gguf import cache_folder
+    from specbench.models.target import Target
+
+    if not isinstance(target, Target):
+        return None
+    speed = device_speed(target.device, target.dtype, cache_folder())
+    return {
+        "architecture": architecture(target).to_json(),
+        "speed": None if speed is None else speed.to_json(),
+    }
 
 
 def plugins(labels: Sequence[str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from specbench.conversation import check_prompt, render
 from specbench.decoding.method import Request
 from specbench.measure.memory import measure_memory
 from specbench.measure.sampler import throttled
+from specbench.models.passes import held_bytes
 from specbench.plan import Block, in_order
 from specbench.store import RunStore, Trial, by_key
 from specbench.trial import Instruments, Measured, agreement, blank, generate, rows_of, seed_of
@@ -163,6 +164,7 @@ class Runner:
             peak, before = reading["peak_bytes"], reading["before_bytes"]
             reading["weights_bytes"] = own
             reading["kv_bytes"] = named.method.kv_bytes()
+            reading["graph_bytes"] = held_bytes() if self.target.device.type == "cuda" else None
             reading["peak_bytes"] = None if peak is None or before is None else own + max(0, peak - before)
         except Exception:  # noqa: BLE001 - a plug-in may raise anything
             return None
@@ -366,6 +368,8 @@ def _disturbance(measured: Measured) -> str | None:
     """Why a trial should be repeated: the machine, not the method, made its time."""
     if measured.error:
         return None
+    if measured.captured:
+        return "captured"
     if throttled(measured.nvml):
         return "throttled"
     if measured.cpu is not None and measured.cpu.contended:

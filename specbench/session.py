@@ -152,9 +152,15 @@ class Session:
         except KeyboardInterrupt:
             ended = "interrupted"
         finally:
-            manifest |= {"end": now(), "status": ended}
+            manifest |= {"end": now(), "status": ended, "graphs": self._graphs()}
             store.write_manifest(manifest)
         return self._finish(read_run(store.path), ended)
+
+    def _graphs(self) -> list[dict[str, Any]]:
+        """The fixed passes of each model so far: shapes, or why there are none."""
+        from specbench.models.passes import facts
+
+        return facts()
 
     # -- before ----------------------------------------------------------------------------------------------
 

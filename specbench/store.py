@@ -70,7 +70,7 @@ class Trial:
 
     `batch_s` is the whole batch's seconds, end to end, and repeats on each row of the batch. `spans` are the
     batch's too. A failed trial has `error` set, `finish` "error", and takes its block out of its method's
-    estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled");
+    estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled", "captured");
     `contended` says that a trial, counted or not, got clearly less than its share of the machine.
 
     Of engines: `concurrency` requests were in flight, or `request_rate` a second were sent; `acceptance` is the

@@ -18,6 +18,7 @@ from specbench.decoding.method import Request, Round
 from specbench.errors import first_line
 from specbench.measure.clock import Clock, NullClock, Timings
 from specbench.measure.cpu import CpuProbe, CpuReading
+from specbench.models.passes import made
 from specbench.plan import Block
 from specbench.store import Rounds, Trial
 from specbench.thresholds import NEAR_TIE
@@ -38,6 +39,7 @@ class Measured:
     nvml: dict[str, Any] | None = None
     error: str | None = None
     experts: list[float] | None = None  # of each round
+    captured: int = 0  # passes that were made meanwhile, at this trial's expense
 
 
 @dataclass
@@ -68,7 +70,7 @@ def generate(named: Named, request: Request, instruments: Instruments | None = N
         named.method.prepare(request)
         if instruments:
             instruments.cpu.start()
-        begin = perf_counter()
+        begin, passes_before = perf_counter(), made()
         clock.start()
         for one in named.method.generate(request, clock):
             rounds.append(one)
@@ -81,7 +83,8 @@ def generate(named: Named, request: Request, instruments: Instruments | None = N
             return Measured(tokens, rounds, timings)
         cpu = instruments.cpu.stop(timings.total_s)
         nvml = instruments.sampler.window(begin, perf_counter())
-        return Measured(tokens, rounds, timings, cpu, nvml, experts=_experts(rounds))
+        captured = made() - passes_before
+        return Measured(tokens, rounds, timings, cpu, nvml, experts=_experts(rounds), captured=captured)
     if out_of_memory:  # out here the exception is gone, and with it the frames that held the tensors
         _free(named)
     return Measured([[] for _ in request.prompts], [], NullClock().stop(), error=error)

@@ -64,7 +64,7 @@ def stream(texts: Sequence[str], usage: int | None = None, prompt: int = 3, **mo
 
 def text(body: str, status: int = 200, kind: str = "application/json") -> Answer:
     """A whole body at once."""
-    return Answer([body.encode()], status=status, kind=kind)
+    return Answer([body.encode()] if body else [], status=status, kind=kind)  # an empty chunk would end it
 
 
 @dataclass

@@ -114,7 +114,12 @@ def test_a_question_begins_without_what_the_last_one_taught() -> None:
         play(length, (4, 0))
     assert length.lengths == [1] != first
     length.begin(1)
-    assert length.lengths == first
+    fresh = adaptive(0.1)
+    for outcome in ((first[0], first[0]), (4, 4), (6, 2)):
+        assert length.lengths == fresh.lengths
+        play(length, outcome)
+        play(fresh, outcome)
+    assert length.lengths == fresh.lengths
 
 
 def test_rows_have_lengths_of_their_own() -> None:
@@ -129,8 +134,9 @@ def test_rows_have_lengths_of_their_own() -> None:
 
 def test_only_own_proposals_count() -> None:
     length = adaptive(0.1)
+    play(length, (4, 4))
     first = length.lengths
-    for accepted in (0, 5):
+    for accepted in (0, 0, 0, 5):
         length.wanted([9])  # asked, but another drafter's draft was taken
         length.observe(SimpleNamespace(accepted=[accepted]))
     assert length.lengths == first
@@ -240,6 +246,13 @@ def test_costs_are_of_rounds_of_each_length(llama: Target, sampling: Sampling, r
         own = name == "self-speculation"  # its draft passes, one a token, are the target's too
         assert found == {k: 1 + k + own * k for k in (1, 2, 4, 8, 16)}, name
         assert drafter.length.forced is None
+
+
+def test_a_shorter_round_costs_no_more_than_a_longer_one(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench.decoding.rehearsal._cycle", lambda *args: [(1, 9.0), (2, 3.0), (4, 4.0)])
+    assert rehearse(llama, PromptLookup(llama, k="auto"), 1) == {1: 3.0, 2: 3.0, 4: 4.0}
 
 
 def test_costs_need_room(llama: Target) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_engine import Fake
@@ -248,7 +248,7 @@ def test_what_an_engine_cannot_do_is_refused(text: str, message: str, hint: str)
 
 def test_an_engine_without_speculation_says_why() -> None:
     class Plain(Fake):
-        methods: Any = {}
+        methods: ClassVar = {}
         no_speculation = "plain has no speculative decoding"
 
     with pytest.raises(SpecbenchError) as error:

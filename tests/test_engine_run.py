@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -9,10 +10,13 @@ from collections.abc import Callable, Iterator
 import fake_engine
 import pytest
 from fake_server import FakeServer, Imitation, text
-from tiny_folder import Workplace
+from tiny_folder import Workplace, specbench
 
-from specbench.serving import client, server
+from specbench.serving import client, probe, runner, server
 from specbench.store import read_run
+
+asked_once = functools.cache(server.output_of)  # help and version, which do not change
+Two = tuple[FakeServer, FakeServer]  # one that does not speculate, one that does
 
 
 @pytest.fixture
@@ -20,9 +24,27 @@ def place(make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatc
     fake_engine.install(monkeypatch)
     monkeypatch.setattr(client, "RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr(server, "GRACE_S", 2.0)
+    monkeypatch.setattr(runner, "SETTLE_S", 0.0)
+    monkeypatch.setattr(probe, "output_of", lambda argv: asked_once(tuple(argv)))
     made = make_place("engine")
-    made.defaults = ["--engine", "fake", "--warmup", 1]
+    made.defaults = ["--engine", "fake", "--warmup", 0]
     return made
+
+
+@pytest.fixture
+def two(place: Workplace) -> Iterator[Two]:
+    """A server that does not speculate and one that does."""
+
+    def routes(draft: int) -> dict:
+        model = Imitation(draft)
+        return {
+            "/v1/completions": model.complete,
+            "/metrics": model.metrics,
+            "/v1/models": text('{"data": [{"id": "served"}]}'),
+        }
+
+    with FakeServer(routes(0)) as base, FakeServer(routes(2)) as fast:
+        yield base, fast
 
 
 def methods(rows: list[dict]) -> list[str]:
@@ -51,7 +73,7 @@ def servers_of(pid: int) -> list[int]:
 
 
 def test_whole_passes_there_and_back(place: Workplace) -> None:
-    result = place.run("--method", "prompt-lookup:k=2")
+    result = place.run("--method", "prompt-lookup:k=2", "--warmup", 1)
     assert result.code == 0, result.err
     rows = place.rows()
     forward = ["vanilla"] * 4 + ["prompt-lookup"] * 4
@@ -114,6 +136,15 @@ def test_concurrency_and_request_rate(place: Workplace) -> None:
     assert len({row["batch_s"] for row in together if row["method"] == "vanilla"}) == 1
     assert place.run("--request-rate", "100", "--co-resident", name="rate").code == 0
     assert {(row["concurrency"], row["request_rate"]) for row in place.rows("rate")} == {(None, 100.0)}
+
+
+def test_a_server_is_warmed_up_with_what_teaches_it_nothing(place: Workplace, two: Two) -> None:
+    base, _ = two
+    assert place.run("--url", base.url, "--warmup", 2, "--limit", 1).code == 0
+    first, second, asked = (body["prompt"] for body in base.bodies("/v1/completions")[:3])
+    assert first == second != asked
+    assert sorted(first) == sorted(asked)
+    assert len(place.rows()) == 2  # two turns
 
 
 def test_a_learning_server_starts_anew_for_each_pass(place: Workplace) -> None:
@@ -192,32 +223,33 @@ def test_what_is_not_installed(place: Workplace) -> None:
 
 
 def test_a_flag_that_was_removed_is_caught_before_anything_starts(place: Workplace) -> None:
-    message, hint = error_of(place, "--method", "gone")
-    assert message == "error: fake 1.2.3 has no flag --flag-that-was-removed"
+    assert error_of(place, "--method", "gone")[0] == "error: fake 1.2.3 has no flag --flag-that-was-removed"
     assert not (place.results / "r" / "logs").exists()
+
+
+def test_doctor_says_what_each_engine_can_do(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = specbench("doctor", "--engines")
+    assert result.code == 0, result.err
+    assert "fake: found, version 1.2.3" in result.out
+    assert "methods: draft-model, gone, prompt-lookup, suffix" in result.out
+    assert "this version has no --flag-that-was-removed: gone cannot run" in result.out
+    fake_engine.install(
+        monkeypatch, found=lambda self, binary=None: None, methods={}, no_speculation="it drafts nothing"
+    )
+    (fake,) = json.loads(specbench("doctor", "--engines", "--json").out)["engines"].values()
+    assert (fake["found"], fake["missing"], fake["install"]) == (
+        False,
+        "fake is not installed",
+        "pip install fake-engine",
+    )
+    assert "it drafts nothing" in specbench("doctor", "--engines").out
 
 
 # -- attaching ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two(place: Workplace) -> Iterator[tuple[FakeServer, FakeServer]]:
-    """A server that does not speculate and one that does."""
-
-    def routes(draft: int) -> dict:
-        model = Imitation(draft)
-        return {
-            "/v1/completions": model.complete,
-            "/metrics": model.metrics,
-            "/v1/models": text('{"data": [{"id": "served"}]}'),
-        }
-
-    with FakeServer(routes(0)) as base, FakeServer(routes(2)) as fast:
-        yield base, fast
-
-
 def test_attached_servers_are_used_as_they_are(
-    place: Workplace, two: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch
+    place: Workplace, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBENCH_API_KEY", "sesame-open")
     base, fast = two
@@ -226,7 +258,7 @@ def test_attached_servers_are_used_as_they_are(
     assert "others' traffic" in result.err.replace("\n", " ")
     assert len(place.rows()) == 8
     for served in two:
-        path, body, headers = next(asked for asked in served.requests if asked[0] == "/v1/completions")
+        _, body, headers = next(asked for asked in served.requests if asked[0] == "/v1/completions")
         assert body["model"] == "served"
         assert headers["Authorization"] == "Bearer sesame-open"
     assert place.rows()[1]["acceptance"]["accepted"] > 0
@@ -254,6 +286,10 @@ def test_attached_servers_are_used_as_they_are(
         (["--target", "random:llama-8b"], "fake cannot load random:llama-8b"),
         (["--concurrency", "0"], "--concurrency 0 is not a list"),
         (["--request-rate", "1,x"], "--request-rate 1,x is not a list of numbers"),
+        (["--request-rate", "1,2"], "a run has one --request-rate"),
+        (["--request-rate", "1", "--concurrency", "2"], "a run has one --request-rate"),
+        (["--until", "3%"], "--until needs the methods side by side"),
+        (["--until", "3%", "--concurrency", "1,2", "--co-resident"], "--until looks at one --concurrency"),
         (["--method", "medusa"], "fake has no method 'medusa'"),
         (["--engine", "other"], "unknown engine 'other'"),
     ],

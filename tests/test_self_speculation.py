@@ -117,8 +117,8 @@ def test_nothing_is_held_beside_the_target(llama: Target, options: dict) -> None
 def test_the_spare_slots_asked_for_are_enough(llama: Target, options: dict) -> None:
     """With a cache that has no slot to spare after rounding: writing behind its end would be an error."""
     llama.cache.release()
-    drafter, prompt = SelfSpeculation(llama, **options), [1, 2, 3] * 20
-    new = 128 - 2 - drafter.max_nodes - len(prompt)
+    drafter, new = SelfSpeculation(llama, **options), SEEN + 4
+    prompt = [1] * (128 - 2 - drafter.max_nodes - new)
     generate(DraftVerify(llama, drafter), Request([prompt], new))
     assert llama.cache.slots == 128
 

@@ -25,7 +25,7 @@ DEFINITIONS = {
     "prompts": "Distinct questions with at least one trial that counts.",
     "trials": "All trials, failed and excluded ones included.",
     "failed": "Trials that ended in an error; their batches count in no estimate.",
-    "excluded": "Trials of a disturbed first attempt (`contended`, `throttled`), repeated once and not counted.",
+    "excluded": "Trials of a disturbed first attempt (`contended`, `throttled`, `captured`), repeated once and not counted.",
     "outliers": "Trials that count although their decode seconds a round (a token, where rounds are unknown) "
     f"are more than {OUTLYING:g} robust standard deviations from the median of the method's trials on that task "
     f"(in logs; 1.4826 × the median absolute deviation, at least {LEAST_SPREAD:.0%}; from {LEAST_TRIALS} trials "
@@ -60,8 +60,8 @@ DEFINITIONS = {
     "draft seconds of a drafted position / vanilla's seconds a round.",
     "best_k": f"The draft depth from 1 to {LONGEST} at which that closed form is largest.",
     "free_draft_limit": "τ / verify inflation: the decode speedup if drafting cost nothing.",
-    "roofline_limit": "τ · floor of a pass over 1 token / floor of a pass over the drafted tokens: the decode "
-    "speedup that memory bandwidth allows.",
+    "roofline_limit": "τ · floor of vanilla's pass / floor of the method's pass: the decode speedup that the "
+    "device's memory bandwidth and matmul rate allow if drafting costs nothing.",
     "tokens_per_s": "Σ output tokens / Σ seconds, end to end, each batch's seconds once; not comparable across "
     "machines.",
     "ttft_s": "Mean seconds to the first token of a request.",
@@ -77,12 +77,15 @@ DEFINITIONS = {
     "other_share": "Σ decode seconds in no other part / Σ decode seconds.",
     "verify_inflation": "Mean seconds of the method's verify pass / mean seconds of vanilla's, over the same "
     "batches.",
+    "experts": "Of a mixture of experts: how many different ones a verify pass woke, mean over its MoE layers and "
+    "over passes; vanilla at batch size 1 wakes only those of one token.",
     "weights_bytes": "Bytes of the weights of target and drafter.",
     "kv_bytes": "Bytes of the key-value caches of target and drafter.",
     "peak_bytes": "Most bytes held while generating alone with the target: weights plus what the generation added.",
     "memory_overhead_bytes": "Peak bytes - vanilla's peak bytes.",
     "joules_per_token": "Σ joules of the GPU / Σ output tokens, over the batches whose energy is known.",
-    "roofline_share": "Floor of a verify pass (bytes it must read / memory bandwidth) / its measured seconds.",
+    "roofline_share": "Σ floors of the verify passes (the larger of bytes that must be read / measured bandwidth "
+    "and operations / measured matmul rate; weights once, woken experts, keys and values) / Σ their seconds.",
     "lossless": "Whether the method promises the target's own output (greedy) or distribution (sampling).",
     "identical": "Greedy outputs identical to vanilla's, of those compared.",
     "compared": "Greedy outputs compared with vanilla's, token by token.",

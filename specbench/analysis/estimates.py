@@ -22,7 +22,7 @@ Fields = dict[str, Any]
 
 def join(units: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
     """The batches that both measured: `units` of a method beside `baseline`'s (columns named `…_v`)."""
-    timed = ["batch_s", "decode_s", "tokens", "decode_tokens", "passes", "verify"]
+    timed = ["batch_s", "decode_s", "tokens", "decode_tokens", "passes", "verify", "floor_s"]
     return units.merge(baseline[["pair", *timed]], on="pair", suffixes=("", "_v"))
 
 
@@ -92,14 +92,10 @@ def physics(pairs: pd.DataFrame, tau: Estimate, decode_speedup: Estimate, overhe
 
     `verify_inflation` is the mean seconds of a verify pass over vanilla's. `predicted_speedup` =
     τ / (overhead + verify inflation), `predicted_residual` how far the measured one is from it;
-    `free_draft_limit` = τ / verify inflation, what a drafter that costs nothing would reach. The roofline is not
-    known here.
+    `free_draft_limit` = τ / verify inflation, what a drafter that costs nothing would reach.
     """
     fields: Fields = dict.fromkeys(
-        (
-            *("verify_inflation", "predicted_speedup", "predicted_residual"),
-            *("free_draft_limit", "roofline_limit", "roofline_share"),
-        )
+        ("verify_inflation", "predicted_speedup", "predicted_residual", "free_draft_limit")
     )
     columns = ("verify", "passes", "verify_v", "passes_v")
     verify, passes, verify_v, passes_v = _known(pairs, *columns).sum(axis=0)
@@ -113,6 +109,19 @@ def physics(pairs: pd.DataFrame, tau: Estimate, decode_speedup: Estimate, overhe
         measured = _ratio(decode_speedup["point"], predicted)
         fields["predicted_residual"] = None if measured is None else measured - 1
     return fields
+
+
+def roofline(pairs: pd.DataFrame, tau: Estimate) -> Fields:
+    """What the floors of the passes allow (`analysis.floors`).
+
+    `roofline_limit` = τ · vanilla's floor a pass / the method's, `roofline_share` = the method's floors / its verify
+    seconds.
+    """
+    floor, passes, floor_v, passes_v = _known(pairs, "floor_s", "passes", "floor_s_v", "passes_v").sum(axis=0)
+    inflation = _ratio(_ratio(floor, passes), _ratio(floor_v, passes_v))
+    known = _known(pairs, "floor_s", "verify").sum(axis=0)
+    limit = tau["point"] / inflation if inflation and tau["point"] is not None else None
+    return {"roofline_limit": limit, "roofline_share": _ratio(known[0], known[1])}
 
 
 def draft_overhead(pairs: pd.DataFrame) -> float | None:

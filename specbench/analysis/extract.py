@@ -19,6 +19,7 @@ def run_extract(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
         "target_details": _details(target),
         "drafters": _drafters(manifest.get("drafters")),
         "random_weights": is_random(manifest),
+        "experts": _experts(manifest),
         "machine": machine_line(manifest.get("machine")),
         "config": dict(manifest.get("config") or {}),
         **{key: manifest.get(key) for key in PASSED},
@@ -51,6 +52,11 @@ def machine_line(machine: Any) -> str | None:
         return str(machine) if machine else None
     parts = [*_accelerators(machine), _processor(machine), _memory(machine), _platform(machine)]
     return ", ".join(part for part in parts if part) or None
+
+
+def _experts(manifest: Mapping[str, Any]) -> int | None:
+    """Routed experts a layer of the target; None for a dense one, and where the manifest does not say."""
+    return ((manifest.get("roofline") or {}).get("architecture") or {}).get("experts") or None
 
 
 def _details(model: Any) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class RoundColumns:
     count: NDArray[np.int32]
     with_draft: NDArray[np.int32]
     round_s: NDArray[np.float64]
+    experts: NDArray[np.float64]
 
     def of(self, rows: NDArray[np.bool_]) -> RoundColumns:
         """The rounds of the trials marked in `rows`."""
@@ -87,7 +88,7 @@ def build(trials: Sequence[Trial]) -> Frame:
 _UNIT = ["method", "task", "turn", "batch_size", "concurrency", "repeat", "attempt", "block", "batch", "own"]
 _NAMES = ("task", "category", "method", "state", "excluded")
 _TEXTS = (*_NAMES, "question", "batch")
-_NUMBERS = ("turn", "batch_size", "repeat", "block", "attempt", "order", "output_tokens")
+_NUMBERS = ("turn", "batch_size", "repeat", "block", "attempt", "order", "prompt_tokens", "output_tokens")
 _FIRST = ["method", "task", "turn", "batch_size", "concurrency", "repeat", "attempt", "block"]
 _ONCE = ["batch_s", "decode_s", *SPANS, "joules"]
 
@@ -168,6 +169,10 @@ def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
         return np.fromiter(chain.from_iterable(filled(name, -1)), np.int32, count=int(counts.sum()))
 
     drafted, count, with_draft = whole("drafted"), whole("count"), whole("with_draft")
+
+    def real(name: str) -> NDArray[np.float64]:
+        return np.concatenate([np.zeros(0), *map(np.asarray, filled(name, math.nan))])
+
     told_apart = count < 0
     return RoundColumns(
         row=np.repeat(np.arange(len(trials), dtype=np.int32), counts),
@@ -177,7 +182,8 @@ def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
         emitted=whole("emitted"),
         count=np.where(told_apart, 1, count).astype(np.int32),
         with_draft=np.where(told_apart & (drafted >= 0), drafted > 0, with_draft).astype(np.int32),
-        round_s=np.concatenate([np.zeros(0), *map(np.asarray, filled("round_s", math.nan))]),
+        round_s=real("round_s"),
+        experts=real("experts"),
     )
 
 
@@ -195,9 +201,10 @@ def _waits(trials: Sequence[Trial], rounds: RoundColumns) -> RoundColumns:
                 [1 if count is None else count for count in trial.arrivals["tokens"][1:]], np.int32
             )
             unknown, one = np.full(len(tokens), -1, np.int32), np.ones(len(tokens), np.int32)
-            where = np.full(len(tokens), row, np.int32)
+            where, waited = np.full(len(tokens), row, np.int32), np.maximum(seconds, 0)
+            nowhere = np.full(len(tokens), np.nan)
             parts.append(
-                RoundColumns(where, unknown, unknown, unknown, tokens, one, unknown, np.maximum(seconds, 0))
+                RoundColumns(where, unknown, unknown, unknown, tokens, one, unknown, waited, nowhere)
             )
     return RoundColumns(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 

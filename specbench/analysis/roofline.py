@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,12 @@ class Device:
     rate: float
     memory_bytes: float | None = None
 
+    @classmethod
+    def measured(cls, speed: Mapping[str, Any]) -> Device:
+        """Of a `specbench.measure.speed.Speed` as JSON. The faster of copying and reading counts: the memory can."""
+        bandwidth = max(speed["copy_gb_s"], speed["read_gb_s"])
+        return cls(f"{speed['device']} (measured)", bandwidth * 1e9, speed["matmul_tflop_s"] * 1e12)
+
     def floor_s(self, read: Any, operations: Any) -> Any:
         """The least seconds in which so many bytes are read and so many operations done."""
         return np.maximum(np.asarray(read) / self.bandwidth, np.asarray(operations) / self.rate)
@@ -183,19 +190,31 @@ def by_batch(
         }  # fmt: skip
 
 
-def pays_until(target: Architecture, device: Device, how: Speculation, context: int) -> int | None:
-    """The largest batch size at which the limit is above 1; 0 if it never is, None if it still is at MOST_ROWS."""
+def pays_at(
+    target: Architecture, device: Device, how: Speculation, context: int
+) -> list[tuple[int, int | None]]:
+    """The ranges of batch sizes (first, last) at which the limit is above 1; last None: up to MOST_ROWS at least.
+
+    A dense target has one at most; a mixture's limit can fall below 1, while each token still wakes experts of its
+    own, and rise again once nearly all are awake.
+    """
 
     def pays(rows: int) -> bool:
         return how.limit(target, device, rows, context) > 1
 
-    if pays(MOST_ROWS):
-        return None
-    # A mixture's limit can fall below 1 and rise again, so the last size that pays is looked for, from above.
-    sizes = [2**power for power in range(MOST_ROWS.bit_length())]
-    low = next((rows for rows in reversed(sizes) if pays(rows)), 0)
-    high = 2 * low or 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
+    looked_at = [*range(1, 64), *(2**power for power in range(6, MOST_ROWS.bit_length()))]
+    ranges: list[tuple[int, int | None]] = []
+    first = 1 if pays(1) else None
+    for before, rows in pairwise(looked_at):
+        if pays(rows) == (first is not None):
+            continue
+        low, high = before, rows  # they differ: where between them?
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if pays(middle) == pays(before) else (low, middle)
+        if first is None:
+            first = high
+        else:
+            ranges.append((first, low))
+            first = None
+    return ranges if first is None else [*ranges, (first, None)]

@@ -81,6 +81,12 @@ def gaps(rounds: RoundColumns) -> dict[str, float | None]:
     return percentiles(rounds.round_s[timed], zeros=int((rounds.emitted[timed] - 1).sum()))
 
 
+def mean(values: NDArray[np.float64]) -> float | None:
+    """Of the known ones; None where there are none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
+
 def percentiles(values: NDArray[np.float64], zeros: int = 0) -> dict[str, float | None]:
     """{p50, p95, p99} of the known `values` (not negative) and of as many `zeros` beside them."""
     known = np.sort(values[np.isfinite(values)])

@@ -14,8 +14,9 @@ from specbench.analysis.break_even import break_even
 from specbench.analysis.closed_form import closed_form
 from specbench.analysis.definitions import DEFINITIONS
 from specbench.analysis.extract import run_extract
+from specbench.analysis.floors import with_floors
 from specbench.analysis.frame import Frame, RoundColumns, build
-from specbench.analysis.rounds import acceptance, gaps, percentiles
+from specbench.analysis.rounds import acceptance, gaps, mean, percentiles
 
 if TYPE_CHECKING:
     from specbench.store import Trial
@@ -76,7 +77,7 @@ class _Group:
 
 
 def _summarise_run(run: RunData, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    frame = build(run.trials)
+    frame = with_floors(build(run.trials), run.manifest)
     told = getattr(run, "warnings", ())
     warnings = run_caution.run_warnings(run.manifest, name, _answered(frame), told, BASELINE)
     rows: list[dict[str, Any]] = []
@@ -146,11 +147,13 @@ def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, 
     fields |= estimates.counts(rows) | estimates.speed(pairs) | estimates.cost(used, units)
     overhead = estimates.draft_overhead(pairs)
     fields |= estimates.physics(pairs, fields["tau"], fields["decode_speedup"], overhead)
+    fields |= estimates.roofline(pairs, fields["tau"])
     fields |= closed_form(rounds, fields["alpha"], overhead)
     fields |= estimates.agreement(used) | group.fixed
     once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
     waits = gaps(_rounds_of(group.waits, rows))
     fields |= {"round_s": percentiles(rounds.round_s[once]), "itl_s": waits}
+    fields["experts"] = mean(rounds.experts[once])
     head = {
         "run": run,
         "method": group.method,

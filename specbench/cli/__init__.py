@@ -31,6 +31,7 @@ COMMANDS = (
     "inspect",
     "doctor",
     "datastore",
+    "roofline",
 )
 for _name in COMMANDS:
     _module = f"{_name}_" if keyword.iskeyword(_name) else _name

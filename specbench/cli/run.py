@@ -83,6 +83,12 @@ def run(
     attn: Annotated[str | None, typer.Option(help="auto, sdpa or eager.")] = None,
     threads: Annotated[str | None, typer.Option(help="CPU threads: auto or a number.")] = None,
     quantize: Annotated[str | None, typer.Option(help="none.")] = None,
+    graphs: Annotated[
+        str | None, typer.Option(help="auto: CUDA graphs, for vanilla as for every method; or off.")
+    ] = None,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile", help="torch.compile, for vanilla as for every method.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the target.")] = None,
     trust_remote_code: Annotated[
         bool | None, typer.Option("--trust-remote-code", help="Run Python code that a checkpoint brings.")
@@ -126,7 +132,7 @@ def run(
         "top_k": top_k,
         "seed": seed,
         "ignore_eos": ignore_eos,
-        "batch_sizes": _numbers(batch_size, "--batch-size"),
+        "batch_sizes": numbers(batch_size, "--batch-size"),
         "repeats": repeats,
         "warmup": warmup,
         "dtype": dtype,
@@ -135,6 +141,8 @@ def run(
         "attn": attn,
         "threads": _threads(threads),
         "quantize": quantize,
+        "graphs": graphs,
+        "compile": compile_,
         "revision": revision,
         "trust_remote_code": trust_remote_code,
         "template_args": _template_args(template_arg),
@@ -143,7 +151,7 @@ def run(
         "url": url,
         "baseline_url": baseline_url,
         "co_resident": co_resident,
-        "concurrency": _numbers(concurrency, "--concurrency"),
+        "concurrency": numbers(concurrency, "--concurrency"),
         "request_rates": _rates(request_rate),
     }
     from specbench.precision import parse_width
@@ -169,7 +177,8 @@ def run(
     raise typer.Exit(session.run())
 
 
-def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """The whole numbers of an option like `1,4,16`, each once."""
     if text is None:
         return None
     try:

@@ -54,6 +54,11 @@ class Combined(Drafter):
         for part in self.parts:
             part.answer = answer
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        for part in self.parts:
+            part.prepare(request)
+
     def begin(self, prompts: list[list[int]]) -> None:
         self.authors = [None] * len(prompts)
         for part in self.parts:

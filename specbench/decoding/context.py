@@ -14,6 +14,7 @@ import torch
 
 from specbench.decoding.tree import Tree, arange
 from specbench.models.cache import SlotCache
+from specbench.models.device import send
 from specbench.models.target import Pass, Target, round_up
 
 
@@ -61,14 +62,14 @@ class Context:
         column = arange(width, self.model.device)
         live = torch.ones(1, 1, dtype=torch.bool, device=column.device).expand(len(counts), width)
         if min(counts) < width:
-            live = column < torch.tensor(counts, device=column.device)[:, None]
+            live = column < send(counts, column.device)[:, None]
         at = self.layout(column.expand(len(counts), -1), live)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return at
 
     def occupy(self, width: int, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Commit `counts[b]` tokens a row in a pass that only writes: its positions and slots, `[B, width]`."""
-        start, count = torch.tensor([self.lengths, counts], device=self.model.device)[..., None]
+        start, count = send([self.lengths, counts], self.model.device)[..., None]
         column = arange(width, self.model.device)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         positions = start + column
@@ -88,7 +89,7 @@ class Context:
         """
         width = depth.shape[1]
         read = min(round_up(max(self.lengths) + earlier + width + 1), self.model.cache.slots)
-        start = torch.tensor(self.lengths, device=depth.device)[:, None]
+        start = send(self.lengths, depth.device)[:, None]
         positions = start + depth
         slots = torch.where(live, start + 1 + earlier + arange(width, depth.device), 0)
         slot = arange(read, depth.device)
@@ -127,7 +128,7 @@ class Context:
                     target[row][step - 1] = self.lengths[row] + 1 + step
         if moved:
             device = self.model.device
-            self.model.cache.move(torch.tensor(source, device=device), torch.tensor(target, device=device))
+            self.model.cache.move(send(source, device), send(target, device))
 
     def _masks(
         self, seen: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, slot: torch.Tensor

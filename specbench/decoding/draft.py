@@ -103,7 +103,7 @@ class Drafter:
         warm: True if `begin` keeps what earlier prompts taught, until `forget`.
         wants_answer: True if `answer` must be set to the target's own answer before each batch (oracle).
 
-    Set by the loop before `begin`:
+    Set by `prepare`, before `begin`:
         request: the batch's limits and sampling (`specbench.decoding.method.Request`).
     """
 
@@ -117,6 +117,10 @@ class Drafter:
 
     def __init__(self, target: Any, **options: Any) -> None:
         self.target = target
+
+    def prepare(self, request: Request) -> None:
+        """Untimed, before each batch: take its limits, make room. Never computes anything about the answer."""
+        self.request = request
 
     def begin(self, prompts: list[list[int]]) -> None:
         """A new batch: forget the last one (or keep it on purpose, and say `warm`)."""

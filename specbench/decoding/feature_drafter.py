@@ -17,6 +17,7 @@ from specbench.decoding.growth import DynamicTree
 from specbench.decoding.learned import LearnedDrafter
 from specbench.decoding.tree import arange
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.device import send
 from specbench.models.drafts import open_heads
 from specbench.models.eagle import open_eagle
 from specbench.models.target import Target
@@ -99,13 +100,13 @@ class FeatureDrafter(LearnedDrafter):
         width = max(counts)
         taps = {name: outcome.along_path(tap)[:, :width] for name, tap in outcome.taps.items()}
         device = self.net.device
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=device)
+        padded = send([row + [0] * (width - len(row)) for row in tokens], device)
         first = outcome.prefill and self.net.window is None
         at = None if first else self._context.extend(width, counts)
         if first:
             self._context.rewind(counts)
         out = self.net(padded, self.net.features(taps), at)
-        last = torch.tensor([max(n - 1, 0) for n in counts], device=device)
+        last = send([max(n - 1, 0) for n in counts], device)
         self._out = out[arange(len(counts), device), last]
 
     def allowed(self, budgets: Sequence[int]) -> list[int]:

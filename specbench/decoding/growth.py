@@ -16,6 +16,7 @@ import torch
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.tree import MOST_NODES, arange
+from specbench.models.device import send
 
 # Of total_token, depth and top_k: far above what pays, and all of it can be held at once.
 RANGES = ((2, MOST_NODES), (0, 64), (1, 256))
@@ -118,12 +119,12 @@ class DynamicTree:
         counts = [min(self.total - 1, n) for n in allowed]
         most = max(counts)
         if min(allowed) < width:
-            within = torch.tensor(allowed, device=tokens.device)[:, None]
+            within = send(allowed, tokens.device)[:, None]
             scores = scores.masked_fill(arange(width, tokens.device) >= within, float("-inf"))
         # Stable, so that of equals the earlier seen comes first: no node is kept without its parent.
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :most]
         if min(counts) < most:
-            within = torch.tensor(counts, device=tokens.device)[:, None]
+            within = send(counts, tokens.device)[:, None]
             kept = kept.masked_fill(arange(most, tokens.device) >= within, width)
         kept = kept.sort(-1).values
         where = kept.clamp(max=width - 1)

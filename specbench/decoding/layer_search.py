@@ -15,6 +15,7 @@ import torch
 
 from specbench.decoding.context import Context
 from specbench.decoding.tree import arange
+from specbench.models.device import send
 from specbench.models.target import Target
 
 SEEN = 16  # tokens by which a set is judged
@@ -89,8 +90,8 @@ def agreement(
     first, beyond = list(prompts), max(len(text) - n for text, n in zip(texts, prompts, strict=True))
     span = [text[n : n + SEEN + 1] for text, n in zip(texts, first, strict=True)]
     table = [line + [0] * (SEEN + 1 - len(line)) for line in map(list, span)]
-    tokens = torch.tensor(table, device=target.device)
-    judged = torch.tensor(list(rows), device=target.device)
+    tokens = send(table, target.device)
+    judged = send(list(rows), target.device)
     visible = torch.cat(
         [
             torch.ones(SEEN, beyond, device=target.device).tril(-1) > 0,

@@ -25,10 +25,14 @@ class DraftVerify(Method):
     def __init__(self, target: Target, drafter: Drafter) -> None:
         self.target, self.drafter = target, drafter
         self.lossless, self.warm, self.wants_answer = drafter.lossless, drafter.warm, drafter.wants_answer
+        self._prepared: Request | None = None
 
     def prepare(self, request: Request) -> None:
-        self.drafter.request = request
-        self.target.reserve(len(request.prompts), request.capacity + self.drafter.max_nodes + 1)
+        rows, spare = len(request.prompts), self.drafter.max_nodes + 1
+        self.target.reserve(rows, request.capacity, spare)
+        self.drafter.prepare(request)
+        self.target.ahead(rows, request.longest_prompt, request.capacity + spare)
+        self._prepared = request
 
     def set_answer(self, answer: list[list[int]]) -> None:
         self.drafter.answer = answer
@@ -37,7 +41,7 @@ class DraftVerify(Method):
         self.drafter.forget()
 
     def release(self) -> None:
-        self.target.cache.release()
+        self.target.release()
         self.drafter.release()
 
     def draft_identity(self) -> dict[str, Any] | None:
@@ -50,7 +54,9 @@ class DraftVerify(Method):
         return self.target.cache.nbytes() + self.drafter.kv_bytes()
 
     def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
-        self.prepare(request)
+        if self._prepared is not request:
+            self.prepare(request)
+        self._prepared = None
         taps = (*self.drafter.taps, *self.target.router_taps)
         with torch.inference_mode(), self.target.tapping(taps):
             yield from _Generation(self.target, self.drafter, request, clock).rounds()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from specbench.models.device import send
+
 
 def best_first(
     log_probs: torch.Tensor, nodes: int, depths: list[int]
@@ -27,7 +29,7 @@ def best_first(
     """
     rows, deepest, vocab = log_probs.shape
     best, token = log_probs.topk(min(nodes, vocab), dim=-1)
-    cut = torch.tensor(depths, device=log_probs.device)[:, None]
+    cut = send(depths, log_probs.device)[:, None]
     score = log_probs.new_zeros(rows, 1)
     scores: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []

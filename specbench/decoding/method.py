@@ -42,9 +42,14 @@ class Request:
     generators: Sequence[torch.Generator] | None = None
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(map(len, self.prompts))
+
+    @property
     def capacity(self) -> int:
         """The most tokens a row will hold."""
-        return max(map(len, self.prompts)) + self.max_new_tokens
+        return self.longest_prompt + self.max_new_tokens
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from specbench.decoding.draft import Draft, Ids
+from specbench.models.device import send
 
 MOST_NODES = 1024  # of a draft: who sees whom is a mask of its square, and each node has its logits
 
@@ -62,16 +63,15 @@ def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool]
     if width == 1:
         tokens = roots[:, None]
     else:
-        tokens = torch.cat([roots[:, None], _stack([_row_tokens(d) for d in drafts], width - 1, device)], 1)
+        tokens = torch.cat([roots[:, None], _stack([_row_tokens(d, device) for d in drafts], width - 1, device)], 1)
     chain = not any(riders) and all(draft.parents is None for draft in drafts)
     column = arange(width, device)
     if all(active) and not any(riders) and min(drafted) == width - 1:
         live = torch.ones(1, 1, dtype=torch.bool, device=device).expand(len(drafts), width)
         candidate = live & (column > 0)
     else:
-        ends = torch.tensor(
-            [[n, n + p] if on else [-1, -1] for n, p, on in zip(drafted, riders, active, strict=True)],
-            device=device,
+        ends = send(
+            [[n, n + p] if on else [-1, -1] for n, p, on in zip(drafted, riders, active, strict=True)], device
         )
         live = column <= ends[:, 1:]
         candidate = (column <= ends[:, :1]) & (column > 0)
@@ -133,19 +133,19 @@ def _chain_layout(width: int, device: torch.device) -> tuple[torch.Tensor, torch
     return (depth - 1).clamp(min=0), depth, visible
 
 
-def _row_tokens(draft: Draft) -> Ids:
+def _row_tokens(draft: Draft, device: torch.device) -> Ids:
     if draft.probes is None:
         return draft.tokens
-    return torch.cat([torch.as_tensor(draft.tokens), torch.as_tensor(draft.probes.tokens)])
+    return torch.cat([send(ids, device, torch.long) for ids in (draft.tokens, draft.probes.tokens)])
 
 
 def _stack(rows: Sequence[Ids], width: int, device: torch.device, fill: int = 0) -> torch.Tensor:
     """Rows of ids, padded on the right to `[B, width]`: one transfer if they are lists, none if on the device."""
     if any(isinstance(row, torch.Tensor) for row in rows):
-        tensors = [torch.as_tensor(row, dtype=torch.long).to(device) for row in rows]
+        tensors = [send(row, device, torch.long) for row in rows]
         return torch.stack([pad(row, (0, width - row.numel()), value=fill) for row in tensors])
     lists = [list(row) + [fill] * (width - len(row)) for row in rows]
-    return torch.tensor(lists, dtype=torch.long, device=device)
+    return send(lists, device, torch.long)
 
 
 def _parents(drafts: Sequence[Draft], width: int, device: torch.device) -> torch.Tensor:
@@ -170,8 +170,8 @@ def _place_probes(
         if draft.probes is not None:
             first, count = 1 + len(draft), len(draft.probes.tokens)
             visible[row, first : first + count] = False
-            visible[row, first : first + count, : first + count] = draft.probes.visible.to(visible.device)
-            depth[row, first : first + count] = torch.as_tensor(draft.probes.depth).to(depth)
+            visible[row, first : first + count, : first + count] = send(draft.probes.visible, visible.device)
+            depth[row, first : first + count] = send(draft.probes.depth, depth.device)
     return visible, depth
 
 
@@ -193,7 +193,7 @@ def _collate_probs(
         if not len(draft):
             continue
         if draft.probs is None:  # a deterministic proposal is one sampled from a one-hot q
-            q[row, 1 : len(draft) + 1].scatter_(1, torch.as_tensor(draft.tokens, device=device)[:, None], 1.0)
+            q[row, 1 : len(draft) + 1].scatter_(1, send(draft.tokens, device)[:, None], 1.0)
         else:
             q[row, 1 : len(draft) + 1, : draft.probs.shape[-1]] = draft.probs
     return q

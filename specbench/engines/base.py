@@ -75,6 +75,7 @@ class Engine:
     weights: ClassVar[str] = "folder"  # what it loads: `folder` (or a Hub id) or `gguf`
     takes_ids: ClassVar[bool] = True  # prompts as ids; else as text without added special tokens
     adds_special: ClassVar[bool] = False  # puts BOS before a text prompt, asked or not
+    counts_unstreamed: ClassVar[bool] = False  # a request that is not streamed tells its tokens
     greedy: ClassVar[bool] = True  # whether temperature 0 can be asked for
     forces_length: ClassVar[bool] = True  # whether --ignore-eos can be asked for
     per_request: ClassVar[bool] = False  # speculation is part of a request: one server can do all methods
@@ -107,7 +108,10 @@ class Engine:
             raise SpecbenchError(
                 f"{spec.name} in {self.name} has no option {unknown[0]!r}", f"its options: {', '.join(known)}"
             )
-        settings = {**native.settings, **{native.options[key]: value_of(value) for key, value in given.items()}}
+        settings = {
+            **native.settings,
+            **{native.options[key]: value_of(value) for key, value in given.items()},
+        }
         if native.draft:
             if draft is None:
                 raise SpecbenchError(

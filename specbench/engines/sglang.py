@@ -1,13 +1,13 @@
 """SGLang: `python -m sglang.launch_server`.
 
 Speculation is set at start. Requests go to `/v1/completions` with ids, and `return_token_ids` brings ids back;
-`return_spec_tokens_details` brings the request's counts in an event of their own (root `sglext`). Versions without it
-are measured by `/metrics`, where only the verify calls and the generated tokens are counters; its acceptance figures
-are gauges of the last interval, and useless here. Every step after the prefill verifies a draft. What is drafted is
-nominal: verify steps x (window - 1), whatever the tree or the n-gram match really held.
+`return_spec_tokens_details` brings the request's counts in an event of their own (root `sglext`). Versions without
+it are measured by `/metrics`, where only the verify calls and the generated tokens are counters; its acceptance
+figures are gauges of the last interval, and useless here. Every step after the prefill verifies a draft. What is
+drafted is nominal: verify steps x (window - 1), whatever the tree or the n-gram match really held.
 
-`/health` generates a token, `/ready` does not. The n-gram trie keeps what earlier requests taught it. Lossless as long
-as `--speculative-accept-threshold-*` stay at 1.
+`/health` generates a token, `/ready` does not. The n-gram trie keeps what earlier requests taught it. Lossless as
+long as `--speculative-accept-threshold-*` stay at 1.
 
 Facts read in 0.5.23 (arg_groups/fields/spec.py, arg_groups/speculative_hook.py, managers/tokenizer_manager.py,
 entrypoints/openai/{protocol,serving_completions,utils}.py of sgl-project/sglang); not run.
@@ -45,7 +45,7 @@ class SGLang(Engine):
     module = "sglang.launch_server"
     distribution = "sglang"
     methods: ClassVar = {
-        "prompt-lookup": Native("NGRAM", {ALGORITHM: "NGRAM", "k": 10}, {"k": "k"}, learns=True),
+        "prompt-lookup": Native("NGRAM", {ALGORITHM: "NGRAM", WINDOW: 11}, {"k": "k"}, learns=True),
         "draft-model": _chain("STANDALONE"),
         "eagle": _chain("EAGLE"),
         "eagle3": _chain("EAGLE3"),
@@ -111,8 +111,11 @@ def _windowed(settings: dict[str, Any]) -> dict[str, Any]:
     """`k` drafted tokens as the window the engine wants, which holds the last token of the target's too.
 
     Raises:
-        SpecbenchError: a tree without its number of nodes.
+        SpecbenchError: a count that is no number, or a tree without its number of nodes.
     """
+    for name in ("k", STEPS, TOPK, WINDOW):
+        if not isinstance(settings.get(name, 1), int):
+            raise SpecbenchError(f"{settings[name]!r} is no number of tokens for sglang", "write e.g. k=3")
     if "k" in settings:
         settings[WINDOW] = settings.pop("k") + 1
     if STEPS not in settings:

@@ -1,10 +1,10 @@
 """vLLM: `vllm serve`, on GPUs or its CPU build.
 
-Speculation is one JSON at start (`--speculative-config`). Requests go to `/v1/completions` with ids; each event holds
-what one engine step emitted (`token_ids`, several with speculation; `text` may be empty), unless steps merged on the
-way. Acceptance comes with the final usage event where the server was started with
-`--per-request-spec-decode-metrics detailed` (absent up to 0.28; refused without speculation), else out of `/metrics`,
-whose counters exist only while speculating. Both count what was accepted beyond the token limit too.
+Speculation is one JSON at start (`--speculative-config`). Requests go to `/v1/completions` with ids; each event
+holds what one engine step emitted (`token_ids`, several with speculation; `text` may be empty), unless steps merged
+on the way. Acceptance comes with the final usage event where the server was started with
+`--per-request-spec-decode-metrics detailed` (absent up to 0.28; refused without speculation), else out of
+`/metrics`, whose counters exist only while speculating. Both count what was accepted beyond the token limit too.
 
 Facts read in 0.32 and 0.33 and seen on the CPU build of 0.32 (config/speculative.py, config/vllm.py,
 v1/spec_decode/metrics.py, entrypoints/openai/completion/serving.py of vllm-project/vllm).

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.measure.bandwidth import measure_bandwidth, measure_matmul
+from specbench.measure.cpu import CpuProbe
 from specbench.measure.machine import cpu_facts
 from specbench.models.kept import keep, kept
 
@@ -26,16 +27,6 @@ class Speed:
     read_gb_s: float
     matmul_tflop_s: float
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes a second, by the faster of copying and reading: a floor must not assume a slower memory than it is."""
-        return max(self.copy_gb_s, self.read_gb_s) * 1e9
-
-    @property
-    def rate(self) -> float:
-        """Operations a second."""
-        return self.matmul_tflop_s * 1e12
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -45,7 +36,7 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
 
     Args:
         dtype: of the matrices, torch's; eight-bit and narrower numbers are multiplied in bfloat16.
-        folder: specbench's cache.
+        folder: specbench's cache; a measurement that other processes disturbed is not kept.
         again: measure although it is known (the machine was busy then).
     """
     import torch
@@ -60,13 +51,16 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
     known = None if again else kept(file)
     if isinstance(known, dict) and known.keys() == Speed.__dataclass_fields__.keys():
         return Speed(**known)
+    probe = CpuProbe(threads or 1)
+    probe.start()
     try:
         memory = measure_bandwidth(device, 0.5)
         rate = measure_matmul(device, numbers, 0.4)
     except (RuntimeError, MemoryError):
         return None
     found = Speed(name, kind, threads, memory.copy_gb_s, memory.read_gb_s, rate / 1e12)
-    keep(file, found.to_json())
+    if not probe.stop().contended:  # what somebody else slowed down serves this run, and no other
+        keep(file, found.to_json())
     return found
 
 

@@ -6,12 +6,16 @@ A model on torch's meta device serves as well: what is not at hand can be counte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specbench.analysis.roofline import Architecture
+from specbench.errors import SpecbenchError
+from specbench.models import hub, registry
 from specbench.models.routers import number_of_experts, routers
 
 if TYPE_CHECKING:
@@ -57,6 +61,56 @@ def architecture(target: Target) -> Architecture:
     )
 
 
+def described(ref: str) -> tuple[Architecture, str]:
+    """The architecture that `ref` names, and the dtype its config states, without loading or fetching any weights.
+
+    Bytes are those of float32 (see `Architecture.in_bytes`): a config does not say how weights are stored.
+
+    Args:
+        ref: an alias, `random:ALIAS`, a folder, or the id of a model in the Hub's cache on this machine.
+
+    Raises:
+        SpecbenchError: not known here, or nothing that can be a target.
+    """
+    from specbench.models.opening import blank_target
+
+    config = _config(ref)
+    target = blank_target(ref, config)
+    if target is None:
+        raise SpecbenchError(
+            f"transformers has no causal language model for {ref} (model type {config.get('model_type')!r})",
+            "name a target that `specbench run` takes: see `specbench ls targets`",
+        )
+    target.model.tie_weights()
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    entry = registry.entry_for(ref)
+    return architecture(target), str(dtype or (entry.dtype if entry else "bfloat16"))
+
+
+def _config(ref: str) -> Mapping[str, Any]:
+    entry = registry.entry_for(ref)
+    if entry is not None and entry.config is not None:
+        return entry.config
+    folder: Path | None = Path(ref).expanduser()
+    if folder is None or not folder.is_dir():
+        if entry is None and "/" not in ref:
+            registry.find(ref)  # raises, and names the nearest alias
+        snapshot = hub.cached(entry.hub if entry else ref)
+        folder = None if snapshot is None else snapshot.folder
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+    except (OSError, ValueError) as error:
+        raise SpecbenchError(
+            f"{ref} has no config.json that can be read: {error}", "name a model's folder"
+        ) from error
+    if not isinstance(config, dict):
+        raise SpecbenchError(
+            f"the architecture of {ref} is not known here",
+            "name an alias that `specbench ls targets` marks as random, a folder, or a model in the Hub's cache",
+        )
+    return config
+
+
 class Counted:
     """Parameters and their bytes, each weight once."""
 
@@ -86,13 +140,12 @@ def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, tor
 
 def _windows(config: Any) -> Iterator[tuple[int | None, int]]:
     layers = config.num_hidden_layers
-    window = getattr(config, "sliding_window", None)
-    kinds = (
-        getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
-    )
-    sliding = sum(kind == "sliding_attention" for kind in kinds) if window else 0
+    window = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None)
+    sliding = layers if kinds is None else sum(kind == "sliding_attention" for kind in kinds)
+    sliding = sliding if window else 0
     if sliding:
-        yield int(window), sliding
+        yield window, sliding
     if layers - sliding:
         yield None, layers - sliding
 

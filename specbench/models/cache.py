@@ -27,13 +27,15 @@ class SlotCache(Cache):
         self._rows = self._slots = 0
         self._index: torch.Tensor | None = None
         self._read = 0
+        self.version = 0  # of the buffers' addresses
 
     # -- the owner's side ------------------------------------------------------------------------------------
 
     def reserve(self, rows: int, slots: int) -> None:
-        """Make room for `rows` sequences of `slots` slots; buffers that are large enough are kept."""
-        if rows == self._rows and slots <= self._slots:
+        """Make room for `rows` sequences of `slots` slots; buffers that are large enough are kept as they are."""
+        if rows <= self._rows and slots <= self._slots:
             return
+        self.version += 1
         for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             if keys is not None and values is not None:
                 # Free the old buffer before the new one is made.
@@ -51,6 +53,7 @@ class SlotCache(Cache):
         """Give all buffers back."""
         self._keys, self._values = [None] * len(self), [None] * len(self)
         self._rows = self._slots = 0
+        self.version += 1
 
     def start_prefill(self) -> None:
         """The next forward writes its T tokens to slots 1..T and attends to them alone."""
@@ -79,6 +82,11 @@ class SlotCache(Cache):
         """Slots a row, the scratch slot included."""
         return self._slots
 
+    @property
+    def ready(self) -> bool:
+        """Whether every layer has its buffers."""
+        return None not in self._keys
+
     # -- the model's side ------------------------------------------------------------------------------------
 
     def update(
@@ -87,8 +95,10 @@ class SlotCache(Cache):
         """Store this pass's keys and values `[B, H_kv, T, D]`; return what attention may look at."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if keys is None or values is None:
-            keys = self._keys[layer_idx] = _buffer_like(key_states, self._slots)
-            values = self._values[layer_idx] = _buffer_like(value_states, self._slots)
+            keys = self._keys[layer_idx] = _buffer_like(key_states, self._rows, self._slots)
+            values = self._values[layer_idx] = _buffer_like(value_states, self._rows, self._slots)
+        if len(key_states) < self._rows:
+            keys, values = keys[: len(key_states)], values[: len(key_states)]
         if self._index is None:
             length = key_states.shape[2]
             keys[:, :, 1 : length + 1].copy_(key_states)
@@ -146,8 +156,8 @@ def _spread(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return index[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
 
 
-def _buffer_like(states: torch.Tensor, slots: int) -> torch.Tensor:
-    return _buffer((states.shape, states.dtype, states.device), states.shape[0], slots)
+def _buffer_like(states: torch.Tensor, rows: int, slots: int) -> torch.Tensor:
+    return _buffer((states.shape, states.dtype, states.device), rows, slots)
 
 
 def _buffer(spec: tuple[torch.Size, torch.dtype, torch.device], rows: int, slots: int) -> torch.Tensor:

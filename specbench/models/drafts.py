@@ -66,10 +66,12 @@ def _load(ref: str, target: Target, method: str, kinds: Sequence[str], share: bo
     from specbench.models.load import load
 
     if share and target.identity is not None and ref in (target.identity.ref, target.identity.name):
-        return Target(target.model, target.tokenizer, target.identity)
+        shared = Target(target.model, target.tokenizer, target.identity)
+        return shared.accelerate(target.graphs, target.compiled)
     _expect_model(ref, method, kinds)
     loaded = load(ref, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
-    return Target(loaded.model, loaded.tokenizer, loaded.identity).pack(cache_folder())
+    own = Target(loaded.model, loaded.tokenizer, loaded.identity).pack(cache_folder())
+    return own.accelerate(target.graphs, target.compiled)
 
 
 def _expect_model(ref: str, method: str, kinds: Sequence[str]) -> None:

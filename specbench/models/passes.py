@@ -1,9 +1,9 @@
 """Passes of a fixed shape: run on buffers that stay where they are, captured once as a CUDA graph and replayed.
 
 A decoding pass is a thousand small kernels, which Python starts more slowly than a large GPU runs them. A graph
-starts them all at once. It needs every shape and address to be the same each time, so a pass is padded to a bucket of
-columns (padding is written to the scratch slot and looks at what column 0 looks at, so that it changes nothing and, in
-a mixture of experts, wakes no expert that column 0 does not), attention reads a bucket of slots, and inputs are copied
+starts them all at once. It needs every shape and address to be the same each time: so a pass is padded to a bucket
+of columns (padding is written to the scratch slot and looks at what column 0 looks at; it changes nothing and, in a
+mixture of experts, wakes no expert that column 0 does not), attention reads a bucket of slots, and inputs are copied
 into buffers of the pass. What comes out is copied as well: it is the caller's to keep.
 
 `FixedPass` is all of that but the capture, and runs anywhere: what tests check on a CPU is what a GPU replays.
@@ -174,11 +174,9 @@ class Passes:
         made: passes made so far.
     """
 
-    def __init__(
-        self, name: str, make: Make | None = None, off: str | None = None, most: int = MOST
-    ) -> None:
+    def __init__(self, name: str, make: Make | None = None, off: str | None = None, most: int = MOST) -> None:
         self.name, self.off, self.made = name, off, 0
-        self._make, self._most = make or self._capture, most
+        self._given, self._make, self._most = make, make or self._capture, most
         self._kept: OrderedDict[tuple[Kind, int], FixedPass] = OrderedDict()
         self._asked: OrderedDict[Kind, _Asked] = OrderedDict()
         self._shapes: set[tuple[int, int, int]] = set()
@@ -186,6 +184,10 @@ class Passes:
         self._pool: Any = None
         self._results = Results()
         _everyone.add(self)
+
+    def like(self, name: str) -> Passes:
+        """As these, for another model."""
+        return Passes(name, self._given, self.off, self._most)
 
     def run(
         self, variant: Hashable, version: Hashable, compute: Compute, inputs: Tensors, *, bucket: bool = True

@@ -7,7 +7,6 @@ chosen experts as integers `[tokens, k]` (Mixtral, Qwen3-MoE, DeepSeek, gpt-oss,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,5 +54,5 @@ ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_t
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int:
-    values = config if isinstance(config, Mapping) else {name: getattr(config, name, None) for name in names}
-    return next((int(values[name]) for name in names if values.get(name)), 0)
+    values = (getattr(config, name, None) for name in names)
+    return next((int(value) for value in values if value), 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,22 @@ from typing import Any
 
 import torch
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, first_line
 from specbench.measure.memory import module_bytes
 from specbench.models import attention
 from specbench.models.cache import SlotCache
+from specbench.models.device import send
 from specbench.models.kernels import Choices, Switch, pack
+from specbench.models.long_rope import LongRope, depends_on_text
+from specbench.models.passes import SLOTS, Passes, Tensors
 from specbench.models.routers import PREFIX, choice, number_of_experts, routers
 
+LOGITS = "logits"
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
-# Attention reads the slots in use, rounded up to this many.
+# Attention reads the slots in use, rounded up to this many, or to an eighth of a long context.
 BUCKET = 64
+
+_log = logging.getLogger("specbench")
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,12 @@ class Target:
         self._routers = routers(model)
         self.experts = number_of_experts(self.config)[0] if self._routers else 0
         self._packed, self.kernel_choices = Switch(), Choices()
+        self._taps: tuple[str, ...] = ()
+        self._skipped: tuple[int, ...] = ()
+        self._long_rope = LongRope(model)
+        self._fused: Any = None  # the compiled model
+        self.graphs, self.compiled = "off", False
+        self.passes = Passes(self.name, off="--graphs off")
         # A model may be wrapped twice, as target and as its own draft: each wrapper has its own cache.
         ours = self.config._attn_implementation
         self._stock_attention = "sdpa" if ours == attention.NAME else ours
@@ -87,9 +100,21 @@ class Target:
         return self.model.get_output_embeddings()
 
     @property
+    def name(self) -> str:
+        return type(self.model).__name__ if self.identity is None else self.identity.name
+
+    @property
     def kernels(self) -> dict[str, Any]:
         """What computes: must not change within a run."""
-        return {"attention": self.config._attn_implementation, "linear": self.kernel_choices}
+        chosen = {"attention": self.config._attn_implementation, "linear": self.kernel_choices}
+        if self.device.type == "cuda":
+            chosen["graphs"] = self._uncapturable() or "captured"
+            chosen["experts"] = (
+                getattr(self.config, "_experts_implementation", None) if self.experts else None
+            )
+        if self.compiled:
+            chosen["compile"] = "torch.compile"
+        return chosen
 
     @property
     def router_taps(self) -> tuple[str, ...]:
@@ -105,9 +130,37 @@ class Target:
         self._packed, self.kernel_choices = pack(self.model, folder, notify)
         return self
 
-    def reserve(self, rows: int, tokens: int) -> None:
-        """Room for `rows` sequences of up to `tokens` tokens, drafts included (and the scratch slot)."""
-        self.cache.reserve(rows, round_up(tokens + 1))
+    def accelerate(self, graphs: str = "auto", compile: bool = False) -> Target:
+        """Run decoding passes as CUDA graphs (`auto`: wherever that can be; `off`), or compiled, or both."""
+        self.graphs, self.compiled = graphs, compile
+        if self.device.type == "cuda" and self.experts:
+            self._group_experts()
+        reason = self._uncapturable()
+        self.passes = Passes(self.name, off=reason)
+        if reason is not None and graphs != "off" and self.device.type == "cuda":
+            _log.warning("the %s runs without CUDA graphs: %s", self.name, reason)
+        # dynamic: one compilation serves all lengths, and another one all widths.
+        self._fused = torch.compile(self.model, dynamic=True) if compile else None
+        return self
+
+    def reserve(self, rows: int, tokens: int, spare: int = 0) -> None:
+        """Room for `rows` sequences of up to `tokens` tokens, and `spare` more for drafts (and the scratch slot)."""
+        self.cache.reserve(rows, round_up(tokens + spare + 1))
+        self._long_rope.choose(tokens)
+
+    def ahead(self, rows: int, shortest: int, longest: int) -> None:
+        """Untimed: make the passes that have come up so far for all contexts of `shortest` to `longest` tokens."""
+        if self.passes.off is not None or not self.cache.ready:
+            return
+        lengths = buckets(shortest, longest, self.cache.slots)
+        for taps, skipped in self.passes.variants(rows):  # type: ignore[misc]
+            with self.tapping(taps), self.skipping(skipped) if skipped else contextlib.nullcontext():
+                self.passes.ahead(rows, (taps, skipped), self.cache.version, lengths)
+
+    def release(self) -> None:
+        """Give back the cache and the passes that write to it; the weights stay."""
+        self.cache.release()
+        self.passes.clear()
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Pass:
@@ -117,14 +170,14 @@ class Target:
         in the cache lies beyond the row's length, where every later mask hides it until it is overwritten.
         """
         longest = max(map(len, prompts))
-        tokens = torch.tensor([list(p) + [p[-1]] * (longest - len(p)) for p in prompts], device=self.device)
+        tokens = send([list(p) + [p[-1]] * (longest - len(p)) for p in prompts], self.device)
         positions = torch.arange(longest, device=self.device)[None].expand(len(prompts), -1)
         self.cache.start_prefill()
         ends = sorted({len(p) - 1 for p in prompts})
-        keep = torch.tensor(ends, device=self.device)
+        keep = send(ends, self.device)
         out = self._call(tokens, positions, None, logits_to_keep=keep)
         if len(ends) > 1:
-            last = torch.tensor([ends.index(len(p) - 1) for p in prompts], device=self.device)
+            last = send([ends.index(len(p) - 1) for p in prompts], self.device)
             out = out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))
         return Pass(out, self._take_taps())
 
@@ -141,9 +194,31 @@ class Target:
         Args:
             masks: additive float `[B, 1, T, L]` by layer type (`self.kinds`), L the slots attention reads.
         """
-        self.cache.start(slots, next(iter(masks.values())).shape[-1])
+        inputs = {"tokens": tokens, "positions": positions, SLOTS: slots, **masks}
+        if self.passes.off is None and self.cache.ready:
+            out = self.passes.run((self._taps, self._skipped), self.cache.version, self._compute, inputs)
+        else:
+            out = self._compute(inputs)
+        logits = out.pop(LOGITS)
+        return Pass(
+            logits, {name: t.flatten(0, 1) if name.startswith(PREFIX) else t for name, t in out.items()}
+        )
+
+    def _compute(self, inputs: Tensors) -> Tensors:
+        """Logits and taps, `[B, T, …]` each, of a pass."""
+        tokens, slots = inputs["tokens"], inputs[SLOTS]
+        masks = {kind: inputs[kind] for kind in self.kinds}
+        self.cache.start(slots, masks[self.kinds[0]].shape[-1])
         mask = masks if len(self.kinds) > 1 else masks[self.kinds[0]]
-        return Pass(self._call(tokens, positions, mask), self._take_taps())
+        logits = self._call(tokens, inputs["positions"], mask, fused=True)
+        taps = self._take_taps()
+        return {
+            LOGITS: logits,
+            **{
+                name: t.unflatten(0, slots.shape) if name.startswith(PREFIX) else t
+                for name, t in taps.items()
+            },
+        }
 
     @contextlib.contextmanager
     def tapping(self, names: Sequence[str]) -> Iterator[None]:
@@ -154,9 +229,11 @@ class Target:
             SpecbenchError: for a name this model has no module for.
         """
         handles = [self._tap_module(name).register_forward_hook(self._tap_hook(name)) for name in names]
+        before, self._taps = self._taps, (*self._taps, *names)
         try:
             yield
         finally:
+            self._taps = before
             for handle in handles:
                 handle.remove()
             self._tapped.clear()
@@ -182,9 +259,11 @@ class Target:
         decoder.layers = torch.nn.ModuleList(
             around if place in layers else layer for place, layer in enumerate(whole)
         )
+        before, self._skipped = self._skipped, tuple(sorted(layers))
         try:
             yield
         finally:
+            self._skipped = before
             decoder.layers = whole
 
     @contextlib.contextmanager
@@ -193,7 +272,7 @@ class Target:
         ours = self.config._attn_implementation
         self._set_attention(self._stock_attention)
         try:
-            with self._packed.off():
+            with self._packed.off(), self._long_rope.stock():
                 yield
         finally:
             self._set_attention(ours)
@@ -203,11 +282,40 @@ class Target:
         # cheap and must not touch a vision or audio tower.
         self.config._attn_implementation = name
 
-    def _call(self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, **kwargs: Any) -> torch.Tensor:
-        kwargs[self._cache_argument] = self.cache
-        return self.model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=True, **kwargs
-        ).logits.to(self.device)
+    def _call(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: Any, fused: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
+        kwargs |= {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
+        kwargs |= {self._cache_argument: self.cache, "use_cache": True}
+        if fused and self._fused is not None:
+            try:
+                return self._fused(**kwargs).logits.to(self.device)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - compilers fail in many ways; the model itself still runs
+                self._fused = None
+                _log.warning("the %s runs without torch.compile: %s", self.name, first_line(error))
+        return self.model(**kwargs).logits.to(self.device)
+
+    def _uncapturable(self) -> str | None:
+        """Why no pass can be a CUDA graph, as far as it is known before one is tried."""
+        if self.graphs == "off":
+            return "--graphs off"
+        if self.device.type != "cuda":
+            return f"a {self.device.type} has none"
+        if len(set((getattr(self.model, "hf_device_map", None) or {}).values())) > 1:
+            return "it is spread over several devices"
+        if depends_on_text(self.model):
+            return "its rotary frequencies depend on the length of the text"
+        if self.experts and getattr(self.config, "_experts_implementation", None) == "eager":
+            return "its experts are called one by one, as the data says"
+        return None
+
+    def _group_experts(self) -> None:
+        """Experts as one grouped product: calling those that were chosen, one by one, reads the device."""
+        if getattr(self.config, "_experts_implementation", None) == "eager":
+            with contextlib.suppress(ValueError, ImportError):  # where it cannot be, graphs say so
+                self.model.set_experts_implementation("grouped_mm")
 
     @property
     def _decoder(self) -> Any:
@@ -251,8 +359,17 @@ class _Around(torch.nn.Module):
 
 
 def round_up(slots: int) -> int:
-    """`slots` rounded up to a whole bucket."""
-    return -(-slots // BUCKET) * BUCKET
+    """`slots` rounded up to a whole bucket: of 64 up to 1024, of 128 up to 2048, and so on."""
+    bucket = max(BUCKET, 1 << max((slots - 1).bit_length() - 4, 0))
+    return -(-slots // bucket) * bucket
+
+
+def buckets(shortest: int, longest: int, most: int) -> list[int]:
+    """What passes over contexts of `shortest` to `longest` tokens read: whole buckets, at most `most` slots."""
+    found = [min(round_up(shortest + 1), most)]
+    while found[-1] < min(round_up(longest + 1), most):
+        found.append(min(round_up(found[-1] + 1), most))
+    return found
 
 
 def _logits_width(model: Any, config: Any) -> int:

@@ -167,6 +167,7 @@ LIMITS = (
     Column("limits", "best_k", "best k", _whole),
     Column("limits", "roofline_limit", "roofline limit", words.times),
     Column("limits", "roofline_share", "share of roofline", words.percent),
+    Column("limits", "experts", "experts woken a pass", partial(words.number, digits=1)),
 )
 
 TIME = (

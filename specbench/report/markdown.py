@@ -47,9 +47,10 @@ def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
         for row in section.overall:
             if row["method"] == words.BASELINE:
                 continue
-            verdict, extremes = words.verdict(row, section, escape), words.extremes(row, section, escape)
+            verdict = words.verdict(row, section, escape)
             where = f" ({escape(setting)})" if setting else ""
-            yield f"- {verdict}{where}.{f' {words.sentence(extremes)}' if extremes else ''}"
+            more = (words.extremes(row, section, escape), words.experts(row, section))
+            yield " ".join([f"- {verdict}{where}.", *(words.sentence(text) for text in more if text)])
 
 
 def _tables(section: Section, several: bool) -> Iterator[str]:

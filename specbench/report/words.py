@@ -191,6 +191,21 @@ def extremes(row: Row, section: Section, escape: Callable[[str], str] = str) -> 
     return f"best on {best}, worst on {worst}"
 
 
+def experts(row: Row, section: Section) -> str | None:
+    """What of a mixture of experts' verify inflation its experts explain; None where nothing is to be explained."""
+    mine, total = row["experts"], section.run.get("experts")
+    vanilla = next((base["experts"] for base in section.overall if base["method"] == BASELINE), None)
+    if mine is None or vanilla is None or mine <= vanilla:
+        return None
+    of = f" of {total}" if total else ""
+    said = f"a verify pass wakes {number(mine, 1)}{of} experts a layer and vanilla's {number(vanilla, 1)}"
+    if row["roofline_limit"] and row["tau"]["point"]:
+        said += f", so that its floor is {times(row['tau']['point'] / row['roofline_limit'])} vanilla's"
+    if row["verify_inflation"]:
+        said += f"; it takes {times(row['verify_inflation'])} as long (verify inflation)"
+    return said
+
+
 def break_even(entry: dict[str, Any], escape: Callable[[str], str] = str) -> str:
     """One sentence of the summary's `break_even[]`: at how much load a method still pays."""
     axis = entry["axis"].replace("_", " ")

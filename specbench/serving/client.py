@@ -86,6 +86,14 @@ class Client:
             return 0, ""
         return answer.status_code, answer.text
 
+    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        """Status and body of a request that is not streamed; status 0 where nothing answers."""
+        try:
+            answer = await self._http.post(path, json=body)
+        except (httpx.HTTPError, OSError):
+            return 0, ""
+        return answer.status_code, answer.text
+
     async def stream(self, path: str, body: Mapping[str, Any]) -> Exchange:
         """Send a request and take its stream to the end. Failures are the exchange's `error`, never raised.
 

@@ -102,6 +102,10 @@ def _check(config: RunConfig, options: Options) -> None:
         raise SpecbenchError(
             "--batch-size is for specbench's own loop", "use --concurrency: engines batch themselves"
         )
+    if len(config.request_rates) > 1 or (config.request_rates and config.concurrency):
+        raise SpecbenchError(
+            "a run has one --request-rate and no --concurrency beside it", "make a run of each"
+        )
     if config.target.startswith("random:"):
         raise SpecbenchError(f"{engine.name} cannot load {config.target}", "name a model with weights")
     if config.temperature == 0 and not engine.greedy:

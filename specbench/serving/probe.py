@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench.engines import engines
+from specbench import engines
 from specbench.engines.base import Command, Engine, Setup, flags_in
 from specbench.errors import SpecbenchError
 from specbench.serving.server import output_of
@@ -70,7 +70,7 @@ def survey() -> dict[str, dict[str, Any]]:
     `lacking`: methods whose flags this version does not have.
     """
     found = {}
-    for name, engine in engines().items():
+    for name, engine in engines.engines().items():
         here = probe(engine)
         found[name] = {
             "found": here.words is not None and here.why is None,

@@ -15,11 +15,12 @@ from specbench.decoding.method import Method
 from specbench.engines.base import Engine, Limits, Prompt, Setup
 from specbench.engines.prometheus import delta
 from specbench.engines.record import Reply
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, first_line
 from specbench.measure.cpu import load_average
 from specbench.plan import Block, in_order
 from specbench.runner import WARMUP_NEW_TOKENS, Answer, Batch, Runner
-from specbench.serving.client import Exchange, StreamError, events
+from specbench.serving.answers import NoAnswer, Request, asked_again, from_text, read_answer, with_count
+from specbench.serving.client import Exchange
 from specbench.serving.fleet import Fleet, Host
 from specbench.serving.load import closed_loop, open_loop
 from specbench.serving.rows import Answered, fill
@@ -104,8 +105,9 @@ class EngineRunner(Runner):
             host = await self._host(named, batch)
             await self._fill(rows, batch, named, host)
         except SpecbenchError as error:
-            for row in rows:
-                row.error, row.finish = error.message, "error"
+            _fail(rows, error.message)
+        except Exception as error:  # noqa: BLE001 - a server may send anything, and an adapter stumble over it
+            _fail(rows, first_line(error))
         return rows
 
     async def _fill(self, rows: list[Trial], batch: Batch, named: Named, host: Host) -> None:
@@ -120,8 +122,10 @@ class EngineRunner(Runner):
         end = perf_counter()
         after = await self._counters(host, setup)
         counted = None if before is None or after is None else delta(before, after)
-        most = batch.block.max_new_tokens
-        replies = [self._read(*pair, setup, most) for pair in zip(rows, exchanges, strict=True)]
+        replies = [
+            await self._reply(row, exchange, request, host, setup, batch.block.max_new_tokens)
+            for row, exchange, request in zip(rows, exchanges, requests, strict=True)
+        ]
         good = [i for i, reply in enumerate(replies) if reply is not None]
         whole = counted if len(good) == len(rows) else None  # a failed request is in the counters too
         records = self.engine.record([reply for reply in replies if reply is not None], whole, setup)
@@ -135,9 +139,7 @@ class EngineRunner(Runner):
             rows[i].nvml = nvml
             self._check_prompt_tokens(named.label, rows[i], len(batch.prompts[i]))
 
-    async def _send(
-        self, block: Block, host: Host, requests: Sequence[tuple[str, dict[str, Any]]]
-    ) -> list[Exchange]:
+    async def _send(self, block: Block, host: Host, requests: Sequence[Request]) -> list[Exchange]:
         async def send(number: int) -> Exchange:
             return await host.client.stream(*requests[number])
 
@@ -145,34 +147,23 @@ class EngineRunner(Runner):
             return await open_loop(send, len(requests), block.request_rate, self.config.seed)
         return await closed_loop(send, len(requests), block.concurrency or 1)
 
-    def _read(self, row: Trial, exchange: Exchange, setup: Setup, most: int) -> Reply | None:
-        """What a request brought; None with the row's `error` set if it failed."""
-        problem = exchange.error
-        reply = None
+    async def _reply(
+        self, row: Trial, exchange: Exchange, request: Request, host: Host, setup: Setup, most: int
+    ) -> Reply | None:
+        """What a request brought, its tokens counted; None with the row's `error` set if it failed."""
         try:
-            reply = self._counted(self.engine.read(list(events(exchange.chunks)), setup), most)
-            if problem is None and not reply.arrivals:
-                problem = "the answer holds no token"
-            if problem is None and reply.finish is None:
-                problem = "the stream ended before the answer did"
-        except StreamError as error:
-            problem = problem or str(error)
-        if problem is None:
-            return reply
-        row.error, row.finish, row.retries = problem, "error", exchange.retries
-        return None
-
-    def _counted(self, reply: Reply, most: int) -> Reply:
-        """A reply whose engine does not say how many tokens it sent: its text is tokenised again, an EOS counted."""
+            reply = read_answer(self.engine, exchange, setup)
+        except NoAnswer as problem:
+            row.error, row.finish, row.retries = str(problem), "error", exchange.retries
+            return None
         if reply.completion_tokens is not None:
             return reply
-        self._once(
-            "counted",
-            f"{self.engine.name} does not say how many tokens it sent: its texts are tokenised again",
-        )
-        count = len(self.target.tokenizer(reply.text, add_special_tokens=False)["input_ids"])
-        finish = reply.finish or ("length" if count >= most else "eos")
-        return replace(reply, completion_tokens=min(count + (finish == "eos"), most), finish=finish)
+        tokens = await asked_again(host.client, request, reply) if self.engine.counts_unstreamed else None
+        if tokens is not None:
+            return with_count(reply, tokens, most, exact=True)
+        line = f"{self.engine.name} does not say how many tokens it sent: its texts are tokenised again"
+        self._once("counted", line)
+        return with_count(reply, from_text(self.target.tokenizer, reply), most, exact=False)
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -270,6 +261,11 @@ class EngineRunner(Runner):
 def _setup(named: Named) -> Setup:
     assert isinstance(named.method, EngineMethod)
     return named.method.setup
+
+
+def _fail(rows: Sequence[Trial], error: str) -> None:
+    for row in rows:
+        row.error, row.finish = error, "error"
 
 
 def _batch_s(exchanges: Sequence[Exchange], replies: Sequence[Reply | None]) -> float:

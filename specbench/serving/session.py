@@ -209,6 +209,8 @@ class EngineSession(Session):
     def _schedule(self, tasks: Sequence[Task], methods: Sequence[Named]) -> list[Block]:
         """Blocks that interleave the servers where all run at once; else whole passes, B M M B."""
         blocks = self._blocks(tasks, [named.label for named in methods])
+        if self.until is not None and len(self.config.concurrency) > 1:
+            raise SpecbenchError("--until looks at one --concurrency", "make a run of each")
         if blocks[0].only is None:
             learning = [named.label for named in methods if named.method.warm]
             if learning:

@@ -1,0 +1,209 @@
+"""`specbench roofline`: what a device's memory and arithmetic allow a target, and speculation with it, at best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench.errors import SpecbenchError
+
+if TYPE_CHECKING:
+    from specbench.analysis.roofline import Architecture, Device, Speculation
+
+MEASURED = "measured"
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+SCHEMA = 1
+
+
+def register(app: typer.Typer) -> None:
+    app.command("roofline")(roofline)
+
+
+def roofline(
+    target: Annotated[str, typer.Option(help="Alias, random:ALIAS, folder, or a Hub id in the local cache.")],
+    tau: Annotated[float, typer.Option(help="Tokens a round (τ), bonus included, that the method reaches.")],
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME|measured", help="A known GPU's published peak, or this device.")
+    ] = MEASURED,
+    gpus: Annotated[int, typer.Option(min=1, help="So many of them, sharing the work ideally.")] = 1,
+    draft_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens drafted a round, all nodes of a tree.")
+    ] = 4,
+    draft_cost: Annotated[
+        float, typer.Option(min=0, help="Seconds of drafting a round over vanilla's pass.")
+    ] = 0.0,
+    context: Annotated[int, typer.Option(min=0, help="Tokens of prompt and text so far.")] = 1024,
+    batch_size: Annotated[
+        str, typer.Option(metavar="1[,4,16]", help="Rows decoded together.")
+    ] = "1,2,4,8,16,32,64,128,256",
+    dtype: Annotated[
+        str,
+        typer.Option(help=f"Of the weights: auto, {', '.join(WEIGHT_BYTES)}. auto: the checkpoint's own."),
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="With --gpu measured: auto, cpu, cuda, cuda:N.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Measure the device anew.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg|FILE.png", help="Draw it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print the floor of a pass, the speedup speculation can reach at best, and the batch size where it stops paying.
+
+    The floor is the longer of reading what the pass must read (weights once, the experts its tokens choose, keys
+    and values) and of its arithmetic. No implementation is faster; real ones are slower, and drafting costs too.
+    """
+    from specbench.analysis.roofline import Speculation
+    from specbench.cli.report import write
+    from specbench.cli.run import numbers
+    from specbench.models.architecture import described
+
+    if not 1 <= tau <= draft_tokens + 1:
+        raise SpecbenchError(
+            f"--tau {tau:g} is not possible with {draft_tokens} drafted tokens",
+            f"a round gains 1 to {draft_tokens + 1} tokens: give another --tau or --draft-tokens",
+        )
+    batches = numbers(batch_size, "--batch-size") or ()
+    if min(batches) < 1:
+        raise SpecbenchError(
+            f"--batch-size {batch_size} has a number below 1", "write e.g. --batch-size 1,4,16"
+        )
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise SpecbenchError(f"--plot {plot} is neither .svg nor .png", "give a file name that ends so")
+    numbers_, own = described(target)
+    kind = _dtype(own if dtype == "auto" else dtype)
+    model = numbers_.in_bytes(WEIGHT_BYTES[kind], 4.0 if kind == "float32" else 2.0)
+    place = _device(gpu, gpus, kind, device, again)
+    how = Speculation(draft_tokens + 1, tau, draft_cost)
+    facts = _facts(target, kind, model, place, how, context, batches)
+    if as_json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        _print(facts)
+    if plot is not None:
+        from specbench.report.figures import limit, style
+
+        save = style.svg if plot.suffix == ".svg" else style.png
+        with style.styled():
+            write(plot, save(limit.figure(model, place, how, context)))
+
+
+def _dtype(name: str) -> str:
+    if name not in WEIGHT_BYTES:
+        raise SpecbenchError(f"unknown dtype {name!r}", f"use --dtype auto, {', '.join(WEIGHT_BYTES)}")
+    return name
+
+
+def _device(gpu: str, count: int, dtype: str, device: str, again: bool) -> Device:
+    from specbench.analysis.gpus import known_gpu
+
+    if gpu != MEASURED:
+        return known_gpu(gpu, dtype, count)
+    import torch
+
+    from specbench.analysis.roofline import Device
+    from specbench.measure.speed import device_speed
+    from specbench.models.gguf import cache_folder
+    from specbench.models.placement import DTYPES, pick_device
+
+    if count > 1:
+        raise SpecbenchError("--gpus is for --gpu NAME", "one device is measured; leave --gpus out")
+    speed = device_speed(pick_device(device), DTYPES.get(dtype, torch.bfloat16), cache_folder(), again)
+    if speed is None:
+        raise SpecbenchError(
+            "this device's speed could not be measured", "free some memory, or use --gpu NAME"
+        )
+    return Device.measured(speed.to_json())
+
+
+def _facts(
+    target: str, dtype: str, model: Architecture, place: Device, how: Speculation, context: int,
+    batches: tuple[int, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """Everything that is printed, as the JSON document. Bytes, operations, seconds."""
+    from specbench.analysis.roofline import by_batch, pays_at
+
+    return {
+        "schema": SCHEMA,
+        "target": target,
+        "dtype": dtype,
+        "weights_bytes": model.all_bytes,
+        "device": {
+            "name": place.name,
+            "bytes_per_s": place.bandwidth,
+            "operations_per_s": place.rate,
+            "memory_bytes": place.memory_bytes,
+        },
+        "architecture": model.to_json(),
+        "context": context,
+        "draft_tokens": how.query - 1,
+        "draft_cost": how.draft,
+        "tau": how.tau,
+        "batches": list(by_batch(model, place, how, batches, context)),
+        "pays_at_batch_sizes": pays_at(model, place, how, context),
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    place, model = facts["device"], facts["architecture"]
+    print(
+        f"target   {facts['target']}, {facts['dtype']}: {facts['weights_bytes'] / 1e9:.1f} GB of weights read"
+    )
+    if model["experts"]:
+        print(f"experts  {model['active_experts']} of {model['experts']} a token in {model['moe_layers']} layers, "
+              "counted as if tokens chose at random")  # fmt: skip
+    speed = f"{place['bytes_per_s'] / 1e9:,.0f} GB/s, {place['operations_per_s'] / 1e12:,.3g} TFLOP/s"
+    print(f"device   {place['name']}: {speed}")
+    draft = (
+        f", drafting costs {facts['draft_cost']:g} of a pass" if facts["draft_cost"] else ", drafting is free"
+    )
+    print(f"method   {facts['draft_tokens']} tokens drafted, τ {facts['tau']:g} (bonus included){draft}; "
+          f"context {facts['context']:,}")  # fmt: skip
+    if place["memory_bytes"] and facts["weights_bytes"] > place["memory_bytes"]:
+        needed = -(-facts["weights_bytes"] // place["memory_bytes"])
+        print(
+            f"note     the weights do not fit into {place['memory_bytes'] / 1e9:.0f} GB: see --gpus {needed:.0f}"
+        )
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    experts = ["experts\na layer"] if model["experts"] else []
+    heads = [
+        "batch",
+        "vanilla's\nfloor",
+        "set by",
+        "verify\nfloor",
+        "set by",
+        *experts,
+        "inflation",
+        "speedup\nat most",
+    ]
+    for head in heads:
+        table.add_column(head, justify="left" if head == "set by" else "right", no_wrap=True)
+    for entry in facts["batches"]:
+        table.add_row(*_cells(entry))
+    console.print(table)
+    print(f"speculation can pay {_where(facts['pays_at_batch_sizes'])}")
+
+
+def _where(ranges: Sequence[tuple[int, int | None]]) -> str:
+    """The batch sizes at which it pays, in words."""
+    if not ranges:
+        return "at no batch size"
+    if list(ranges) == [(1, None)]:
+        return "at every batch size"
+    words = (f"{a:,} to {b:,}" if b and b > a else f"{a:,}" if b else f"{a:,} and more" for a, b in ranges)
+    return f"at batch sizes {', '.join(words)}"
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    passes = [(entry[name]["seconds"], entry[name]["bound"]) for name in ("vanilla", "verify")]
+    cells = [f"{entry['batch_size']:,}"]
+    for seconds, bound in passes:
+        cells += [f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s", bound]
+    if entry["experts"] is not None:
+        cells.append("→".join(f"{count:.3g}" for count in entry["experts"]))
+    return [*cells, f"{entry['inflation']:.2f}x", f"{entry['limit']:.2f}x"]
