@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup browser bench test test-all lint format clean
+.PHONY: setup browser bench gpu test test-all lint format clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,10 @@ browser: setup
 
 bench: setup
 	$(BIN)/specbench run $(ARGS)
+
+# All that a GPU must show, in under nine minutes: needs no set-up and no network, only a Python with torch.
+gpu:
+	PYTHON=$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu.sh
 
 lint: setup
 	$(BIN)/ruff check .

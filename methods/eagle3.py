@@ -13,7 +13,7 @@ class Eagle3(DynamicDrafter):
     """EAGLE-3 weights, a dynamic tree. Deterministic proposals, so lossless when sampling too.
 
     Options:
-        draft: a folder or Hub id with an EAGLE-3 draft, in any of its spellings.
+        draft: a folder or Hub id with an EAGLE-3 draft, in any of its spellings; or `random`, to time one without.
         total_token: nodes of a tree, its root included.
         depth: levels expanded below the first; a tree is up to depth + 1 deep (the official evaluation uses 5).
         top_k: children of a node, and nodes expanded a level.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
@@ -224,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     given = parser().parse_args(argv)
     print(f"fake-engine 1.2.3: loading {given.model}", flush=True)
+    print("keys:", [name for name in os.environ if name.endswith("API_KEY")], flush=True)
     if given.crash:
         raise RuntimeError("CUDA out of memory: tried to allocate 2.00 GiB")
     if given.taken:

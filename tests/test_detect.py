@@ -245,7 +245,7 @@ def test_numbers_of_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     nested = folder(tmp_path / "n", {"model_type": "gemma3", "text_config": ONE}, {"a": (1,)})
     assert numbers_of(nested) == Numbers(H, 1, V)
     for ref, why in (
-        ("vicuna-33b", "not known here"),
+        ("granite-3.1-1b-a400m", "not known here"),
         ("vicuna-8b", "unknown target"),
         ("a/b", "not known here"),
     ):

@@ -16,7 +16,11 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specbench.decoding.loop import DraftVerify
+from specbench.decoding.method import Request
 from specbench.errors import SpecbenchError
+from specbench.measure.clock import NullClock
+from specbench.models import random_draft
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.eagle import Eagle3 as Eagle3Net
 from specbench.models.eagle import open_eagle
@@ -29,6 +33,7 @@ Eagle, Eagle1, Eagle2, Eagle3 = (
     getattr(importlib.import_module(f"specbench.methods.{name}"), name.capitalize())
     for name in ("eagle", "eagle1", "eagle2", "eagle3")
 )
+Vanilla = importlib.import_module("specbench.methods.vanilla").Vanilla
 VOCAB = 16
 SMALL = {
     "vocab_size": VOCAB,
@@ -293,3 +298,28 @@ def test_checkpoints_of_the_hub_layout_open(llama: Target, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(made.config))
     torch.save(made.state, tmp_path / "pytorch_model.bin")
     assert Eagle3(llama, draft=str(tmp_path)).kind == "EAGLE-3"
+
+
+@pytest.mark.parametrize("drafted", [32_000, 6])
+def test_a_random_draft_of_the_usual_shape(
+    llama: Target, drafted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_draft, "DRAFTED", drafted)
+    method = Eagle3(llama, draft="random", total_token=8, depth=3)
+    assert method.net.vocab == min(drafted, VOCAB)
+    identity = method.draft_identity()
+    assert (identity["source"], identity["hub_id"], identity["files"]) == ("random", None, {})
+    layer = 64 * 32 + 2 * (64 * 16) + 32 * 32 + 3 * 32 * 64  # q, k and v, o, MLP; q, k and v read two vectors
+    assert identity["parameters"] == layer + 3 * 32 * 32 + min(drafted, VOCAB) * 32 + 4 * 32 + (
+        drafted if drafted < VOCAB else 0
+    )
+    request = Request(tiny.prompts(2, VOCAB), 12)
+
+    def tokens(drafter: Any) -> list[list[int]]:
+        rounds = list(DraftVerify(llama, drafter).generate(request, NullClock()))
+        return [[token for one in rounds for token in one.tokens[row]] for row in range(2)]
+
+    assert tokens(method) == tokens(Vanilla(llama))
+    again = Eagle3(llama, draft="random", total_token=8, depth=3)
+    for one, other in zip(method.net.parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -187,6 +187,11 @@ def test_a_connection_that_breaks_after_a_token_is_not_tried_again() -> None:
     assert found.chunks
 
 
+def test_a_connection_that_breaks_before_anything_came_is_tried_again() -> None:
+    found, server = exchange([Answer(cut=True), stream(["a"], usage=1)])
+    assert (found.error, found.retries, len(server.requests)) == (None, 1, 2)
+
+
 def test_timeouts() -> None:
     slow = stream(["a", "b"], usage=2, delays=(0.0, 5.0))
     found, _ = exchange(slow, timeouts=Timeouts(idle_s=0.2))

@@ -99,6 +99,16 @@ def test_names_with_a_dot_are_keys_of_the_yaml() -> None:
     assert line_of(TRTLLM, setup, known=known).endswith(".yaml --max_batch_size 8")
 
 
+def test_a_pool_that_requests_share_learns() -> None:
+    setup = setup_of(TRTLLM, "prompt-lookup")
+    assert setup.native is not None
+    assert not setup.native.learns
+    setup = setup_of(TRTLLM, "prompt-lookup:engine.speculative_config.is_public_pool=true")
+    assert setup.native is not None
+    assert setup.native.learns
+    assert config_of(setup)["speculative_config"]["is_public_pool"] is True
+
+
 def test_older_releases_call_the_file_otherwise() -> None:
     line = line_of(TRTLLM, setup_of(TRTLLM), known=frozenset({"--extra_llm_api_options"}))
     assert line == LINE.format("vanilla").replace("--config", "--extra_llm_api_options")

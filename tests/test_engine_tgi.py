@@ -123,6 +123,15 @@ def test_a_native_stream(said: str, finish: str) -> None:
     assert [one.tokens for one in reply.arrivals] == [1, 1, 1]
 
 
+def test_an_answer_that_is_eos_alone_has_no_text() -> None:
+    details = {"finish_reason": "eos_token", "generated_tokens": 1, "input_length": 4}
+    token = {"id": 2, "text": "</s>", "special": True}
+    reply = read(
+        TGI, sse({"token": token, "generated_text": "", "details": details}, done=False), setup_of(TGI)
+    )
+    assert (reply.text, reply.ids, reply.completion_tokens, reply.finish) == ("", [2], 1, "eos")
+
+
 def test_a_stream_without_its_end_has_no_finish() -> None:
     cut = Answer(list(answer().pieces)[:2])
     reply = read(TGI, cut, setup_of(TGI))

@@ -76,7 +76,13 @@ class Context:
         return positions, torch.where(column < count, positions + 1, 0)
 
     def layout(
-        self, depth: torch.Tensor, live: torch.Tensor, visible: torch.Tensor | None = None, earlier: int = 0
+        self,
+        depth: torch.Tensor,
+        live: torch.Tensor,
+        visible: torch.Tensor | None = None,
+        earlier: int = 0,
+        start: torch.Tensor | None = None,
+        read: int | None = None,
     ) -> Layout:
         """Where a pass over T uncommitted nodes writes and looks.
 
@@ -86,10 +92,14 @@ class Context:
             visible: bool `[B, T, earlier + T]`, which nodes each node attends to besides what is committed;
                 None for a chain.
             earlier: nodes of earlier passes that are still uncommitted (a tree drafted level by level).
+            start: `lengths` on the device, int64 `[B, 1]`, if it is there already.
+            read: the slots attention looks at, if that is known already.
         """
         width = depth.shape[1]
-        read = min(round_up(max(self.lengths) + earlier + width + 1), self.model.cache.slots)
-        start = send(self.lengths, depth.device)[:, None]
+        if read is None:
+            read = self.reach(earlier + width)
+        if start is None:
+            start = self.starts()
         positions = start + depth
         slots = torch.where(live, start + 1 + earlier + arange(width, depth.device), 0)
         slot = arange(read, depth.device)
@@ -102,6 +112,14 @@ class Context:
             own[:, :, earlier:] &= live[:, None, :]
             seen.scatter_(2, every[:, None, :].expand(-1, width, -1), own)
         return Layout(positions, slots, self._masks(seen, positions, slots, slot))
+
+    def reach(self, nodes: int) -> int:
+        """The slots that attention looks at with so many uncommitted nodes: a whole bucket."""
+        return min(round_up(max(self.lengths) + nodes + 1), self.model.cache.slots)
+
+    def starts(self) -> torch.Tensor:
+        """`lengths` on the device, int64 `[B, 1]`."""
+        return send(self.lengths, self.model.device)[:, None]
 
     def commit(self, accepted: list[int], paths: list[list[int]] | None, finished: list[bool]) -> None:
         """Keep the root and `accepted[b]` nodes of each row; `paths` are their columns, None for chains."""

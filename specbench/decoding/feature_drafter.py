@@ -15,12 +15,15 @@ from specbench.decoding.context import Cached, Context, Layout
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.growth import DynamicTree
 from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.method import Request
 from specbench.decoding.tree import arange
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.drafts import open_heads
 from specbench.models.eagle import open_eagle
-from specbench.models.target import Target
+from specbench.models.passes import SLOTS, Tensors
+from specbench.models.random_draft import RANDOM, random_eagle3
+from specbench.models.target import Target, buckets
 
 
 class FeatureNet(Cached, Protocol):
@@ -52,19 +55,31 @@ class FeatureDrafter(LearnedDrafter):
     def __init__(
         self, target: Target, draft: str | Checkpoint | None, method: str, kinds: Sequence[str]
     ) -> None:
-        checkpoint = open_heads(draft, method, kinds)
+        made = draft == RANDOM and "eagle3" in kinds
+        checkpoint = random_eagle3(target) if made else open_heads(draft, method, kinds)
         net: Any = open_eagle(checkpoint, target)
         super().__init__(target, net, checkpoint.identity(*self.notes(net.kind)), net.cache)
         self.net: FeatureNet = net
         self.kind, self.taps = self.net.kind, self.net.taps
         self._out: torch.Tensor | None = None  # of each row's last verified token, `[B, h]`
+        self.passes = target.passes.like("draft network")
 
     def notes(self, kind: str) -> list[str]:
         """What a reader of the results should know of a draft of this kind."""
         return [kind]
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        rows, cache, longest = len(request.prompts), self.net.cache, request.capacity + self.scratch + 1
+        self.net.reserve(rows, longest)
+        if cache.ready:
+            for variant in self.passes.variants(rows):
+                lengths = buckets(request.longest_prompt, longest, cache.slots)
+                self.passes.ahead(rows, variant, cache.version, lengths)
+
     def release(self) -> None:
         super().release()
+        self.passes.clear()
         self._out = None
 
     @property
@@ -78,7 +93,6 @@ class FeatureDrafter(LearnedDrafter):
         self._context.rewind([0] * len(prompts))
         self._fits = [True] * len(prompts)
         self._out = None
-        self.net.reserve(len(prompts), self.request.capacity + self.scratch + 1)
 
     def observe(self, outcome: Outcome) -> None:
         if outcome.prefill:
@@ -101,11 +115,12 @@ class FeatureDrafter(LearnedDrafter):
         taps = {name: outcome.along_path(tap)[:, :width] for name, tap in outcome.taps.items()}
         device = self.net.device
         padded = send([row + [0] * (width - len(row)) for row in tokens], device)
-        first = outcome.prefill and self.net.window is None
-        at = None if first else self._context.extend(width, counts)
-        if first:
+        features = self.net.features(taps)
+        if outcome.prefill and self.net.window is None:
             self._context.rewind(counts)
-        out = self.net(padded, self.net.features(taps), at)
+            out = self.net(padded, features, None)
+        else:
+            out = self._pass(padded, features, self._context.extend(width, counts))
         last = send([max(n - 1, 0) for n in counts], device)
         self._out = out[arange(len(counts), device), last]
 
@@ -133,8 +148,25 @@ class FeatureDrafter(LearnedDrafter):
         depth = torch.full_like(tokens, level)
         live = torch.ones_like(tokens, dtype=torch.bool)
         at = self._context.layout(depth, live, visible, earlier=visible.shape[-1] - tokens.shape[1])
-        out = self.net(tokens, hidden, at)
+        out = self._pass(tokens, hidden, at)
         return self.net.logits(out), self.net.feedback(out)
+
+    def _pass(self, tokens: torch.Tensor, hidden: torch.Tensor, at: Layout) -> torch.Tensor:
+        """The network's outputs `[B, T, h]`, by a pass of fixed shape where that serves."""
+        (mask,) = at.masks.values()
+        inputs = {
+            "tokens": tokens,
+            "hidden": hidden,
+            "positions": at.positions,
+            SLOTS: at.slots,
+            "mask": mask,
+        }
+        version = self.net.cache.version
+        return self.passes.run("pass", version, self._compute, inputs, mask.shape[-1])["out"]
+
+    def _compute(self, inputs: Tensors, _length: int) -> Tensors:
+        at = Layout(inputs["positions"], inputs[SLOTS], {self.net.kinds[0]: inputs["mask"]})
+        return {"out": self.net(inputs["tokens"], inputs["hidden"], at)}
 
 
 class DynamicDrafter(FeatureDrafter):
@@ -168,6 +200,33 @@ class DynamicDrafter(FeatureDrafter):
         if not any(allowed):
             return [Draft()] * len(budgets)
         assert self._out is not None, "propose comes after observe"
-        logits = self.net.logits(self._out[:, None])[:, 0]
-        hidden = self.net.feedback(self._out)
-        return self.tree.grow(logits, hidden, self.expand, self.net.to_target, allowed)
+        if any(
+            0 < deep <= self.tree.depth for deep in allowed
+        ):  # near an end: some rows may not go all the way
+            return self.tree.grow(*self._begin(self._out), self.expand, self.net.to_target, allowed)
+        inputs = {"out": self._out[:, None], "start": self._context.starts()}
+        version, length = self.net.cache.version, self._context.reach(self.scratch)
+        grown = self.passes.run("tree", version, self._whole_tree, inputs, length, bucket=False)
+        return self.tree.drafts(grown["tokens"], grown["parents"], allowed, self.net.vocab)
+
+    def _begin(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits `[B, D]` for the root's children, and the hidden state `[B, h]` that goes in with each of them."""
+        return self.net.logits(out[:, None])[:, 0], self.net.feedback(out)
+
+    def _whole_tree(self, inputs: Tensors, length: int) -> Tensors:
+        """Trees as deep as they go, of every row and in one go: tokens and parents, int64 `[B, n]` each."""
+
+        def expand(
+            tokens: torch.Tensor, hidden: torch.Tensor, visible: torch.Tensor, level: int
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            depth = torch.full_like(tokens, level)
+            live = torch.ones_like(tokens, dtype=torch.bool)
+            earlier = visible.shape[-1] - tokens.shape[1]
+            at = self._context.layout(depth, live, visible, earlier, inputs["start"], length)
+            out = self.net(tokens, hidden, at)
+            return self.net.logits(out), self.net.feedback(out)
+
+        budgets = [self.tree.depth + 1] * len(inputs["out"])
+        begin = self._begin(inputs["out"][:, 0])
+        tokens, parents = self.tree.nodes_of(*begin, expand, self.net.to_target, budgets)
+        return {"tokens": tokens, "parents": parents}

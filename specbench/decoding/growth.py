@@ -73,17 +73,43 @@ class DynamicTree:
         ids: Callable[[torch.Tensor], torch.Tensor],
         budgets: Sequence[int],
     ) -> list[Draft]:
-        """One tree a row, at most `budgets[row]` deep.
+        """One tree a row, at most `budgets[row]` deep. For the arguments see `nodes_of`."""
+        if max(budgets) < 1:
+            return [Draft()] * len(budgets)
+        tokens, parents = self.nodes_of(logits, hidden, expand, ids, budgets)
+        return self.drafts(tokens, parents, budgets, logits.shape[-1])
+
+    def drafts(
+        self, tokens: torch.Tensor, parents: torch.Tensor, budgets: Sequence[int], vocab: int
+    ) -> list[Draft]:
+        """What `nodes_of` found, `[B, n]`, cut to what each row's budget allows; `vocab` tokens can be drafted."""
+        k = min(self.top_k, vocab)
+        return [
+            Draft(tokens[row, :n], None if k == 1 else parents[row, :n]) if n else Draft()
+            for row, n in enumerate(self._counts(budgets, k))
+        ]
+
+    def _counts(self, budgets: Sequence[int], k: int) -> list[int]:
+        return [min(self.total - 1, self.candidates(min(b, self.depth + 1), k)) for b in budgets]
+
+    def nodes_of(
+        self,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        expand: Expand,
+        ids: Callable[[torch.Tensor], torch.Tensor],
+        budgets: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and parents int64 `[B, n]` of the nodes of each row's tree, as many as its budget allows.
 
         Args:
             logits: `[B, D]`, for the children of the root.
             hidden: `[B, h]`, what goes in with each of them.
             expand: one pass over a level, see `Expand`.
             ids: target ids of draft ids.
+            budgets: how deep each row may go, one of them at least 1.
         """
         deepest = min(max(budgets), self.depth + 1)
-        if deepest < 1:
-            return [Draft()] * len(budgets)
         k = min(self.top_k, logits.shape[-1])
         scores, guesses = _best(logits, k)
         tokens = ids(guesses)
@@ -111,12 +137,12 @@ class DynamicTree:
             visible = torch.cat([inherited, alone], -1)
         return self._prune(seen, k, budgets)
 
-    def _prune(self, seen: _Seen, k: int, budgets: Sequence[int]) -> list[Draft]:
+    def _prune(self, seen: _Seen, k: int, budgets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The best nodes of each row, in the order in which they were seen."""
         tokens, scores, parents = (torch.cat(part, 1) for part in (seen.tokens, seen.scores, seen.parents))
         width = tokens.shape[1]
         allowed = [self.candidates(min(b, len(seen.tokens)), k) for b in budgets]
-        counts = [min(self.total - 1, n) for n in allowed]
+        counts = self._counts(budgets, k)
         most = max(counts)
         if min(allowed) < width:
             within = send(allowed, tokens.device)[:, None]
@@ -131,11 +157,7 @@ class DynamicTree:
         above = parents.gather(1, where)
         within_kept = torch.searchsorted(kept, above)
         above = torch.where(above < 0, above, within_kept)
-        tokens = tokens.gather(1, where)
-        return [
-            Draft(tokens[row, :n], None if k == 1 else above[row, :n]) if n else Draft()
-            for row, n in enumerate(counts)
-        ]
+        return tokens.gather(1, where), above
 
 
 def _best(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ import torch
 
 from specbench.decoding.draft import Draft
 from specbench.errors import SpecbenchError
+from specbench.models.device import send
 
 Path = tuple[int, ...]
 
@@ -128,7 +129,7 @@ class StaticTree:
         """Parents, depths counted from 0, and ranks of all nodes, int64 `[width]` on `device`."""
         if device not in self._tensors:
             rows = (self.parents, [depth - 1 for depth in self.depths], [path[-1] for path in self.choices])
-            parents, depths, ranks = (torch.tensor(row, dtype=torch.long, device=device) for row in rows)
+            parents, depths, ranks = (send(row, device, torch.long) for row in rows)
             self._tensors[device] = parents, depths, ranks
         return self._tensors[device]
 
@@ -145,15 +146,11 @@ class StaticTree:
             levels.append(
                 Level(
                     first=self.depths.index(depth),
-                    parent=torch.tensor([above[path[:-1]] for path in paths], device=device),
-                    rank=torch.tensor([path[-1] for path in paths], device=device),
+                    parent=send([above[path[:-1]] for path in paths], device),
+                    rank=send([path[-1] for path in paths], device),
                     ranks=max(path[-1] for path in paths) + 1,
-                    inner=torch.tensor(
-                        [paths.index(path) for path in inner], dtype=torch.long, device=device
-                    ),
-                    visible=torch.tensor(visible, dtype=torch.bool, device=device).view(
-                        len(inner), len(seen)
-                    ),
+                    inner=send([paths.index(path) for path in inner], device, torch.long),
+                    visible=send(visible, device, torch.bool).view(len(inner), len(seen)),
                 )
             )
             above = {path: place for place, path in enumerate(inner)}

@@ -84,6 +84,7 @@ class Engine:
     chat_route: ClassVar[str] = "/v1/chat/completions"
     metrics: ClassVar[str | None] = None
     counter_names: ClassVar[Mapping[str, str]] = {}  # name of an Acceptance field -> Prometheus name
+    evidence: ClassVar[str | None] = None  # a route whose answer tells whether a server speculates
     warnings: ClassVar[Sequence[str]] = ()  # what a reader of its results must know
 
     # -- methods -----------------------------------------------------------------------------------------------
@@ -182,6 +183,10 @@ class Engine:
     def ready(self, status: int, body: str) -> bool:
         """Whether the answer of `health` means that requests may be sent."""
         return status == 200
+
+    def speculates(self, body: str) -> bool | None:
+        """Whether a server speculates, by what it answers to `evidence`; None if that does not tell."""
+        return None
 
     def request(
         self, prompt: Prompt, limits: Limits, setup: Setup, target: str

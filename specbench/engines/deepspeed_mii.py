@@ -19,7 +19,7 @@ from specbench.engines.terms import Launch, Limits, Prompt, Setup
 
 class DeepSpeedMII(Engine):
     name = "deepspeed-mii"
-    install = "pip install 'specbench-llm[deepspeed-mii]'"
+    install = "pip install 'specbench-llm[deepspeed-mii]', or --engine deepspeed-mii:binary=VENV/bin/python"
     module = "mii.entrypoints.openai_api_server"
     needs = ("fastchat", "shortuuid")
     distribution = "deepspeed-mii"

@@ -12,6 +12,7 @@ Facts seen at b10434 and b11549 (docs/speculative.md, common/arg.cpp, tools/serv
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,7 @@ class LlamaCpp(Engine):
     }
     route = "/completion"
     metrics = "/metrics"
+    evidence = "/slots"
     counter_names: ClassVar = {
         "accepted": "llamacpp:spec_decode_num_accepted_tokens_total",
         "drafted": "llamacpp:spec_decode_num_draft_tokens_total",
@@ -92,6 +94,10 @@ class LlamaCpp(Engine):
             *threads,
             *self.flags(setup),
         ]  # fmt: skip
+
+    def speculates(self, body: str) -> bool | None:
+        found = re.search(r'"speculative":\s*(true|false)', body)
+        return None if found is None else found[1] == "true"
 
     def request(
         self, prompt: Prompt, limits: Limits, setup: Setup, target: str

@@ -15,6 +15,7 @@ entrypoints/openai/{protocol,serving_completions,utils}.py of sgl-project/sglang
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -41,7 +42,7 @@ def _chain(algorithm: str, draft: str | None = DRAFT, steps: int | None = 3) -> 
 
 class SGLang(Engine):
     name = "sglang"
-    install = "pip install 'specbench-llm[sglang]'"
+    install = "pip install 'specbench-llm[sglang]', or --engine sglang:binary=VENV/bin/python"
     module = "sglang.launch_server"
     distribution = "sglang"
     methods: ClassVar = {
@@ -57,6 +58,7 @@ class SGLang(Engine):
     }
     health = "/ready"
     metrics = "/metrics"
+    evidence = "/server_info"
     counter_names: ClassVar = {"verify_steps": "sglang:spec_verify_calls_total"}
     warnings = ("sglang counts whole windows as drafted: its acceptance rates are no other engine's",)
 
@@ -79,6 +81,10 @@ class SGLang(Engine):
 
     def environment(self, setup: Setup, launch: Launch) -> Mapping[str, str]:
         return launch.environment
+
+    def speculates(self, body: str) -> bool | None:
+        found = re.search(r'"speculative_algorithm":\s*(null|")', body)
+        return None if found is None else found[1] != "null"
 
     def request(
         self, prompt: Prompt, limits: Limits, setup: Setup, target: str

@@ -50,7 +50,9 @@ def _native(
 
 class TensorRTLLM(Engine):
     name = "tensorrt-llm"
-    install = "pip install 'specbench-llm[tensorrt-llm]'"
+    install = (
+        "pip install 'specbench-llm[tensorrt-llm]', or --engine tensorrt-llm:binary=VENV/bin/trtllm-serve"
+    )
     program = ("trtllm-serve",)
     help_words = ("serve", "--help")  # its plain help lists commands; `serve` is the one it takes for granted
     distribution = "tensorrt-llm"
@@ -84,7 +86,10 @@ class TensorRTLLM(Engine):
         made = super().setup(label, spec, draft, extra)
         keys = {name: value_of(value) for name, value in made.extra.items() if "." in name}
         flags = {name: value for name, value in made.extra.items() if name not in keys}
-        return replace(made, settings={**made.settings, **keys}, extra=flags)
+        native = made.native
+        if native is not None and keys.get(f"{SPECULATION}.is_public_pool"):
+            native = replace(native, learns=True)
+        return replace(made, native=native, settings={**made.settings, **keys}, extra=flags)
 
     def even(self, setups: Mapping[str, Setup]) -> Mapping[str, Setup]:
         if not any(NO_OVERLAP in setup.settings for setup in setups.values()):

@@ -48,7 +48,7 @@ def _lookup(method: str, note: str = "") -> Native:
 
 class VLLM(Engine):
     name = "vllm"
-    install = "pip install 'specbench-llm[vllm]'"
+    install = "pip install 'specbench-llm[vllm]', or --engine vllm:binary=VENV/bin/vllm"
     program = ("vllm",)
     command_words = ("serve",)
     help_words = ("--help=all",)  # the plain help names groups only
@@ -78,6 +78,7 @@ class VLLM(Engine):
         ),
     }
     metrics = "/metrics"
+    evidence = "/metrics"
     counter_names: ClassVar = {
         "accepted": "vllm:spec_decode_num_accepted_tokens_total",
         "drafted": "vllm:spec_decode_num_draft_tokens_total",
@@ -125,6 +126,9 @@ class VLLM(Engine):
 
     def environment(self, setup: Setup, launch: Launch) -> Mapping[str, str]:
         return {"VLLM_NO_USAGE_STATS": "1", **launch.environment}
+
+    def speculates(self, body: str) -> bool | None:
+        return "vllm:spec_decode_num_drafts" in body if "vllm:" in body else None
 
     def request(
         self, prompt: Prompt, limits: Limits, setup: Setup, target: str

@@ -21,7 +21,7 @@ from specbench.measure.machine import describe, fingerprint, versions
 
 Facts = dict[str, Any]
 
-NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "psutil", "platformdirs")
+NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "psutil")
 HUB_SECONDS = 2.0
 
 
@@ -92,12 +92,11 @@ def memory() -> Facts:
 
 def folders() -> Facts:
     """The cache folders and the room in them."""
-    from platformdirs import user_cache_dir
-
-    ours = Path(os.environ.get("SPECBENCH_CACHE") or user_cache_dir("specbench"))
     from huggingface_hub import constants
 
-    return {"specbench": _folder(ours), "hugging_face": _folder(Path(constants.HF_HUB_CACHE))}
+    from specbench.models.gguf import cache_folder
+
+    return {"specbench": _folder(cache_folder()), "hugging_face": _folder(Path(constants.HF_HUB_CACHE))}
 
 
 def hub() -> Facts:

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_dir
-
 from specbench.errors import SpecbenchError
 from specbench.models.identity import sha256
 from specbench.models.registry import EmbeddedGguf
@@ -50,8 +48,16 @@ class Dequantised:
 
 
 def cache_folder() -> Path:
-    """Where dequantised models are kept: $SPECBENCH_CACHE, else the user's cache folder."""
-    return Path(os.environ.get("SPECBENCH_CACHE") or user_cache_dir("specbench"))
+    """Where what is made once is kept: $SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    if chosen := os.environ.get("SPECBENCH_CACHE"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        caches = Path.home() / "Library" / "Caches"
+    else:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "specbench"
 
 
 def dequantised(path: Path, *, notify: Notify = lambda line: None) -> Dequantised:

@@ -24,7 +24,7 @@ import torch
 from specbench.errors import first_line
 
 Tensors = dict[str, torch.Tensor]
-Compute = Callable[[Tensors], Tensors]
+Compute = Callable[[Tensors, int], Tensors]  # inputs and how many slots attention reads: outputs
 
 WIDEST = 128  # columns; a wider pass keeps a GPU busy whatever Python does
 MOST = 192  # passes kept, the least recently used goes first
@@ -38,13 +38,14 @@ class FixedPass:
     """A function of tensors, run on buffers of its own.
 
     Args:
-        compute: from inputs to outputs, by name; must do the same work whatever the inputs hold.
+        compute: must do the same work whatever the inputs hold.
         inputs: the buffers, of a full pass. Columns are dimension 2 of four, else dimension 1.
+        length: how many slots attention reads.
     """
 
-    def __init__(self, compute: Compute, inputs: Tensors) -> None:
-        self._compute, self.inputs = compute, inputs
-        self._width = 0  # columns of `slots` that may hold something
+    def __init__(self, compute: Compute, inputs: Tensors, length: int) -> None:
+        self._compute, self.inputs, self._length = compute, inputs, length
+        self._width = WIDEST  # columns of `slots` that may hold something
 
     def prepare(self, inputs: Tensors) -> None:
         """Copy in inputs of this pass's shape, or of fewer columns, which are padded."""
@@ -64,7 +65,7 @@ class FixedPass:
 
     def run(self) -> Tensors:
         """The outputs, columns of padding included. The next run of any pass may overwrite them."""
-        return self._compute(self.inputs)
+        return self._compute(self.inputs, self._length)
 
     def nbytes(self) -> int:
         """Bytes this pass holds while it is not running."""
@@ -79,16 +80,16 @@ class CapturedPass(FixedPass):
         results: buffers for outputs, shared likewise.
     """
 
-    def __init__(self, compute: Compute, inputs: Tensors, pool: Any, results: Results) -> None:
-        super().__init__(compute, inputs)
-        device = inputs[SLOTS].device
+    def __init__(self, compute: Compute, inputs: Tensors, length: int, pool: Any, results: Results) -> None:
+        super().__init__(compute, inputs, length)
+        device = next(iter(inputs.values())).device
         with torch.cuda.device(device):
             before = torch.cuda.memory_reserved(device)
             results.make(self._warm_up(device))
             self._graph = torch.cuda.CUDAGraph()
             # Thread-local: what other threads do with the driver meanwhile does not spoil the capture.
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self._outputs = results.keep(compute(inputs))
+                self._outputs = results.keep(compute(inputs, length))
             self._taken = max(0, torch.cuda.memory_reserved(device) - before)
 
     def run(self) -> Tensors:
@@ -105,7 +106,7 @@ class CapturedPass(FixedPass):
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                outputs = self._compute(self.inputs)
+                outputs = self._compute(self.inputs, self._length)
         torch.cuda.current_stream(device).wait_stream(stream)
         return outputs
 
@@ -147,7 +148,7 @@ class _Asked:
     times: int = 0
 
     def buffers(self, width: int, length: int) -> Tensors:
-        """Zeros: a pass that is made runs once or twice, and must write nowhere but to the scratch slot."""
+        """Zeros."""
         made = {}
         for name, (shape, dtype, device) in self.inputs.items():
             full = (shape[0], width, *shape[2:]) if len(shape) < 4 else (*shape[:2], width, length)
@@ -155,7 +156,7 @@ class _Asked:
         return made
 
 
-Make = Callable[[Compute, Tensors], FixedPass]
+Make = Callable[[Compute, Tensors, int], FixedPass]
 
 
 class Passes:
@@ -190,34 +191,47 @@ class Passes:
         return Passes(name, self._given, self.off, self._most)
 
     def run(
-        self, variant: Hashable, version: Hashable, compute: Compute, inputs: Tensors, *, bucket: bool = True
+        self,
+        variant: Hashable,
+        version: Hashable,
+        compute: Compute,
+        inputs: Tensors,
+        length: int,
+        *,
+        bucket: bool = True,
     ) -> Tensors:
-        """The outputs of `compute(inputs)`, the caller's to keep, `[B, T, …]` each.
+        """The outputs of `compute(inputs, length)`, the caller's to keep.
 
         Args:
             variant: what `compute` does differently at the same shapes.
             version: of what `compute` reads and writes besides; another one makes all passes worthless.
-            inputs: tokens and the like `[B, T, …]`, `slots` `[B, T]`, masks `[B, 1, T, L]`.
-            bucket: pad T to a power of two; otherwise every T has passes of its own.
+            inputs: tokens and the like `[B, T, …]`, `slots` `[B, T]`, masks `[B, 1, T, length]`.
+            bucket: pad T to a power of two (outputs then are `[B, T, …]`); otherwise every T has its own passes.
         """
-        rows, width = inputs[SLOTS].shape
+        rows, width = next(iter(inputs.values())).shape[:2]
         if self.off is not None or width > WIDEST:
-            return compute(inputs)
+            return compute(inputs, length)
         self._check(version)
         kind = Kind(variant, rows, bucket_of(width) if bucket else width)
         asked = self._ask(kind, compute, inputs)
-        found = self._find(kind, _length(inputs)) if asked.times > ONCE else None
+        found = self._find(kind, length, inputs) if asked.times > ONCE else None
         if found is None:
-            return compute(inputs)
+            return compute(inputs, length)
         found.prepare(inputs)
-        return {name: tensor[:, :width].clone() for name, tensor in found.run().items()}
+        outputs = found.run()
+        if kind.width == width:
+            return {name: tensor.clone() for name, tensor in outputs.items()}
+        return {name: tensor[:, :width].clone() for name, tensor in outputs.items()}
 
     def variants(self, rows: int) -> list[Hashable]:
         """The variants that passes of so many rows have come up in."""
         return list(dict.fromkeys(kind.variant for kind in self._asked if kind.rows == rows))
 
     def ahead(self, rows: int, variant: Hashable, version: Hashable, lengths: Iterable[int]) -> None:
-        """Make the passes of the kinds that have come up, for reading so many slots (untimed)."""
+        """Make the passes of the kinds that have come up, for reading so many slots.
+
+        Untimed, and before a batch begins: while they are made they run, on zeros, and write where those say.
+        """
         self._check(version)
         for kind, asked in list(self._asked.items()):
             if (kind.rows, kind.variant) == (rows, variant) and asked.times > ONCE:
@@ -259,15 +273,21 @@ class Passes:
         asked.times += 1
         return asked
 
-    def _find(self, kind: Kind, length: int) -> FixedPass | None:
-        """The pass for these shapes; None where it cannot be made, and from then on there are none."""
+    def _find(self, kind: Kind, length: int, inputs: Tensors | None = None) -> FixedPass | None:
+        """The pass for these shapes; None where it cannot be made, and from then on there are none.
+
+        While it is made it runs: in the middle of a batch on these `inputs`, which write what belongs there.
+        """
         key = kind, length
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         asked = self._asked[kind]
         try:
-            made = self._make(asked.compute, asked.buffers(kind.width, length))
+            buffers = asked.buffers(kind.width, length)
+            if inputs is not None:
+                FixedPass(asked.compute, buffers, length).prepare(inputs)
+            made = self._make(asked.compute, buffers, length)
         except Exception as error:  # noqa: BLE001 - a model's code, the driver and compilers fail in many ways
             self.clear()
             self.off = first_line(error)
@@ -280,10 +300,10 @@ class Passes:
             self._kept.popitem(last=False)
         return made
 
-    def _capture(self, compute: Compute, inputs: Tensors) -> FixedPass:
+    def _capture(self, compute: Compute, inputs: Tensors, length: int) -> FixedPass:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return CapturedPass(compute, inputs, self._pool, self._results)
+        return CapturedPass(compute, inputs, length, self._pool, self._results)
 
 
 _log = logging.getLogger("specbench")
@@ -312,11 +332,6 @@ def bucket_of(width: int) -> int:
 
 def _column_dim(dims: int) -> int:
     return 2 if dims == 4 else 1
-
-
-def _length(inputs: Tensors) -> int:
-    """Slots read, the last dimension of masks; 0 if there are none."""
-    return next((tensor.shape[3] for tensor in inputs.values() if tensor.dim() == 4), 0)
 
 
 def _kind_of(name: str, tensor: torch.Tensor) -> Hashable:

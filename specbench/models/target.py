@@ -31,6 +31,8 @@ ATTENTION_KINDS = ("full_attention", "sliding_attention")
 # Attention reads the slots in use, rounded up to this many, or to an eighth of a long context.
 BUCKET = 64
 
+MOST_COMPILATIONS = 64  # of a model: one for each set of taps and of layers skipped
+
 _log = logging.getLogger("specbench")
 
 
@@ -139,8 +141,7 @@ class Target:
         self.passes = Passes(self.name, off=reason)
         if reason is not None and graphs != "off" and self.device.type == "cuda":
             _log.warning("the %s runs without CUDA graphs: %s", self.name, reason)
-        # dynamic: one compilation serves all lengths, and another one all widths.
-        self._fused = torch.compile(self.model, dynamic=True) if compile else None
+        self._fused = _compiled(self.model) if compile else None
         return self
 
     def reserve(self, rows: int, tokens: int, spare: int = 0) -> None:
@@ -195,20 +196,22 @@ class Target:
             masks: additive float `[B, 1, T, L]` by layer type (`self.kinds`), L the slots attention reads.
         """
         inputs = {"tokens": tokens, "positions": positions, SLOTS: slots, **masks}
+        length = masks[self.kinds[0]].shape[-1]
         if self.passes.off is None and self.cache.ready:
-            out = self.passes.run((self._taps, self._skipped), self.cache.version, self._compute, inputs)
+            variant = self._taps, self._skipped
+            out = self.passes.run(variant, self.cache.version, self._compute, inputs, length)
         else:
-            out = self._compute(inputs)
+            out = self._compute(inputs, length)
         logits = out.pop(LOGITS)
         return Pass(
             logits, {name: t.flatten(0, 1) if name.startswith(PREFIX) else t for name, t in out.items()}
         )
 
-    def _compute(self, inputs: Tensors) -> Tensors:
+    def _compute(self, inputs: Tensors, length: int) -> Tensors:
         """Logits and taps, `[B, T, …]` each, of a pass."""
         tokens, slots = inputs["tokens"], inputs[SLOTS]
         masks = {kind: inputs[kind] for kind in self.kinds}
-        self.cache.start(slots, masks[self.kinds[0]].shape[-1])
+        self.cache.start(slots, length)
         mask = masks if len(self.kinds) > 1 else masks[self.kinds[0]]
         logits = self._call(tokens, inputs["positions"], mask, fused=True)
         taps = self._take_taps()
@@ -356,6 +359,15 @@ class _Around(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
+
+
+def _compiled(model: torch.nn.Module) -> Any:
+    """`model` compiled when it first runs, for any number of columns and slots (and once for a single column)."""
+    import torch._dynamo
+
+    torch._dynamo.config.skip_nnmodule_hook_guards = False  # taps are hooks, which come and go
+    torch._dynamo.config.recompile_limit = MOST_COMPILATIONS
+    return torch.compile(model, dynamic=True)
 
 
 def round_up(slots: int) -> int:

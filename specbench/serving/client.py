@@ -47,12 +47,13 @@ class Exchange:
     status: int | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     error: str | None = None
+    broke: bool = False
     retries: int = 0
 
     @property
     def again(self) -> bool:
-        """Whether it failed in a way that another attempt may mend: before any token, not by our own fault."""
-        return self.error is not None and not self.chunks and (self.status is None or self.status in BUSY)
+        """Whether another attempt may mend it: the server was busy, or the connection broke before anything came."""
+        return not self.chunks and (self.broke or (self.error is not None and self.status in BUSY))
 
 
 class Client:
@@ -127,7 +128,7 @@ class Client:
             exchange.error = f"nothing came for {self._timeouts.idle_s:g} s"
         except (httpx.HTTPError, OSError) as error:
             kind = "the connection broke" if exchange.chunks else "no connection"
-            exchange.error = f"{kind}: {first_line(error)}"
+            exchange.error, exchange.broke = f"{kind}: {first_line(error)}", True
         return exchange
 
 

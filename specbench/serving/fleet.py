@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,17 +121,21 @@ class Fleet:
 
 
 class Attached(Fleet):
-    """Servers that somebody else runs: one for the baseline, one for every method."""
+    """Servers that somebody else runs: one for the baseline, one for every method.
+
+    Args:
+        baselines: labels of what does not speculate.
+    """
 
     def __init__(
-        self, engine: Engine, target: str, url: str, baseline_url: str | None, baseline: str
+        self, engine: Engine, target: str, url: str, baseline_url: str | None, baselines: Collection[str]
     ) -> None:
         super().__init__(engine, {}, _no_launch, None, Path(), together=True)
-        self._target, self._baseline = target, baseline
+        self._target, self._baselines = target, baselines
         self._url, self._baseline_url = url, baseline_url or url
 
     async def _start(self, label: str) -> Host:
-        url = self._baseline_url if label == self._baseline else self._url
+        url = self._baseline_url if label in self._baselines else self._url
         client = Client(url, api_key())
         status, body = await client.get(self._engine.health)
         if not status:
@@ -140,7 +144,24 @@ class Attached(Fleet):
         if not self._engine.ready(status, body):
             await client.close()
             raise SpecbenchError(f"the server at {url} is not ready (HTTP {status})", "wait until it is")
-        return Host(client, await served_model(client, self._target))
+        try:
+            await self._check(client, url, speculating=label not in self._baselines)
+            return Host(client, await served_model(client, self._target))
+        except BaseException:
+            await client.close()
+            raise
+
+    async def _check(self, client: Client, url: str, *, speculating: bool) -> None:
+        """Refuse a server that is not what it is taken for, as far as it tells."""
+        if self._engine.evidence is None:
+            return
+        status, body = await client.get(self._engine.evidence)
+        found = self._engine.speculates(body) if status == 200 else None
+        if found is not None and found != speculating:
+            raise SpecbenchError(
+                f"the server at {url} {'speculates' if found else 'does not speculate'}",
+                "--url is the server that speculates, --baseline-url the one that does not",
+            )
 
 
 async def served_model(client: Client, asked: str) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.config import RunConfig
 from specbench.engines.base import Engine
 from specbench.errors import SpecbenchError
 from specbench.models.identity import ModelIdentity, fingerprint
 
+if TYPE_CHECKING:
+    from specbench.questions import Task
+
 Notify = Callable[[str], None]
 GGUF = ".gguf"
+STEP, MARGIN = 256, 64  # a context is a multiple of the one; the other is left for a turn's template
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,21 @@ def _folder(config: RunConfig, device: str, kernels: dict[str, Any], notify: Not
     )  # fmt: skip
     stop = stop_ids(generation, tokenizer)
     return EngineTarget(str(source.folder), tokenizer, identity, stop, context, device, kernels)
+
+
+def needed_context(tasks: Sequence[Task], config: RunConfig, target: EngineTarget) -> int:
+    """Tokens a server must make room for: the longest conversation, each answer as long as it may be.
+
+    At most what the target was made for: what does not fit is refused prompt by prompt.
+    """
+    from specbench.conversation import render
+
+    most = 1
+    for task in tasks:
+        answer = config.max_new_tokens or task.max_new_tokens
+        for question in task.questions:
+            first = len(render(question, 0, [], target.tokenizer, config.template_args))
+            later = sum(len(target.tokenizer(turn)["input_ids"]) + MARGIN for turn in question.turns[1:])
+            most = max(most, first + later + answer * len(question.turns))
+    rounded = -(-most // STEP) * STEP
+    return rounded if target.context is None else min(rounded, target.context)

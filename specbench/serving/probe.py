@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specbench import engines
@@ -55,13 +55,18 @@ def probe(engine: Engine, binary: str | None = None) -> Probe:
 
 def _version(engine: Engine, words: Sequence[str]) -> str | None:
     if engine.distribution is not None:
-        try:
-            return importlib.metadata.version(engine.distribution)
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        return _installed(engine.distribution, words)
     _, text = output_of([*words, *engine.version_words])
     found = re.search(r"\d+(\.\d+)+[\w.+-]*|(?<=version: )\d+", text)
     return found.group() if found else None
+
+
+def _installed(distribution: str, words: Sequence[str]) -> str | None:
+    """The version of a package where the program is: it may have an environment of its own."""
+    python = words[0] if "-m" in words else str(Path(words[0]).with_name("python"))
+    ask = f"from importlib.metadata import version; print(version({distribution!r}))"
+    code, text = output_of([python, "-c", ask])
+    return text.strip() if code == 0 else None
 
 
 def survey() -> dict[str, dict[str, Any]]:

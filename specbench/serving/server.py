@@ -32,10 +32,6 @@ RAISED = re.compile(
 REASONS = 3  # of them, or of last lines, that are shown
 
 
-class Died(SpecbenchError):
-    """A server that ended by itself."""
-
-
 class Server:
     """A running command. `url` is where it listens.
 
@@ -107,9 +103,9 @@ class Server:
     def port_was_taken(self) -> bool:
         return not self.alive and any(TAKEN.search(line) for line in self.last_lines(50))
 
-    def _died(self) -> Died:
+    def _died(self) -> SpecbenchError:
         code = self._process.returncode
-        return Died(
+        return SpecbenchError(
             f"{self.engine.name} stopped by itself (exit {code}): {self._reason()}",
             f"see its log, {self.log}",
         )

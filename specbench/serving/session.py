@@ -22,12 +22,10 @@ from specbench.spec import Spec, parse_spec
 from specbench.store import Run, RunStore
 
 if TYPE_CHECKING:
-    from specbench.config import RunConfig
     from specbench.questions import Task
     from specbench.serving.model import EngineTarget
 
 LOGS = "logs"
-STEP, MARGIN = 256, 64  # a context is a multiple of the one; the other is left for a turn's template
 
 
 @dataclass
@@ -123,7 +121,7 @@ class EngineSession(Session):
 
     def _open(self, specs: Sequence[tuple[str, Spec]]) -> tuple[EngineTarget, list[Named]]:  # type: ignore[override]
         from specbench.conversation import template_note
-        from specbench.serving.model import open_target
+        from specbench.serving.model import needed_context, open_target
         from specbench.serving.runner import EngineMethod
 
         engine = self.options.engine
@@ -282,7 +280,9 @@ class EngineSession(Session):
     def _fleet(self, together: bool, on_line: Callable[[str, str], None]) -> Fleet:
         engine = self.options.engine
         if self.config.url is not None:
-            return Attached(engine, self.config.target, self.config.url, self.config.baseline_url, VANILLA)
+            return Attached(
+                engine, self.config.target, self.config.url, self.config.baseline_url, (VANILLA, AGAIN)
+            )
         return Fleet(
             engine,
             self.setups,
@@ -292,17 +292,3 @@ class EngineSession(Session):
             together=together,
             on_line=on_line,
         )
-
-
-def needed_context(tasks: Sequence[Task], config: RunConfig, target: EngineTarget) -> int:
-    """Tokens a server must make room for: the longest conversation, each answer as long as it may be.
-
-    At most what the target was made for: what does not fit is refused prompt by prompt.
-    """
-    most = 1
-    for task in tasks:
-        answer = (config.max_new_tokens or task.max_new_tokens) + MARGIN
-        for question in task.questions:
-            asked = len(target.tokenizer("\n".join(question.turns))["input_ids"])
-            most = max(most, asked + answer * len(question.turns))
-    return min(-(-most // STEP) * STEP, target.context or most)

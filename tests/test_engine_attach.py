@@ -1,0 +1,116 @@
+"""Attached to servers of real engines' wire formats: what is taken for what, and whose counters they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import fake_wire
+import pytest
+from engine_kit import PROMPT, read, setup_of, truth
+from fake_server import FakeServer, sse, text
+from tiny_folder import Workplace
+
+from specbench.engines import find_engine
+from specbench.engines.terms import Limits
+from specbench.serving import client, runner
+
+
+@pytest.fixture
+def place(make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    monkeypatch.setattr(client, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner, "SETTLE_S", 0.0)
+    made = make_place("attach")
+    made.defaults = ["--engine", "vllm", "--warmup", 0, "--limit", 2]
+    return made
+
+
+def vllm(*flags: str, **faults: object) -> fake_wire.Wire:
+    return fake_wire.VLLM(fake_wire.VLLM.parser({}).parse_args(["serve", "served", *flags]), dict(faults))
+
+
+@pytest.fixture
+def servers() -> Iterator[Callable[[fake_wire.Wire], FakeServer]]:
+    with ExitStack() as stack:
+        yield lambda wire: stack.enter_context(FakeServer(wire.routes()))
+
+
+Start = Callable[[fake_wire.Wire], FakeServer]
+SPECULATING = ("--speculative-config", "{}")
+
+
+def test_both_servers_as_they_are(place: Workplace, servers: Start) -> None:
+    fast, slow = servers(vllm(*SPECULATING)), servers(vllm("--seed", "0"))
+    slow.routes["/metrics"] = text("vllm:generation_tokens_total 3\n")
+    result = place.run(
+        "--url", fast.url, "--baseline-url", slow.url, "--method", "prompt-lookup", "--method", "vanilla"
+    )
+    assert result.code == 2  # vanilla again is a method too, and --url takes one
+    result = place.run("--url", fast.url, "--baseline-url", slow.url, "--method", "prompt-lookup")
+    assert result.code == 0, result.err
+    assert "others' traffic" in result.err
+    assert {body["model"] for body in fast.bodies("/v1/completions")} == {"served"}  # its only model
+    for row in place.rows():
+        if row["method"] == "prompt-lookup":
+            assert row["acceptance"]["source"] == "metrics-delta"  # started without metrics a request
+            assert row["acceptance"]["target_steps"] == len(truth(row).steps())
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_server_taken_for_the_other_is_refused(place: Workplace, servers: Start, swapped: bool) -> None:
+    plain = servers(vllm())
+    plain.routes["/metrics"] = text("vllm:generation_tokens_total 3\n")
+    other = servers(vllm(*SPECULATING)) if swapped else plain
+    result = place.run("--url", plain.url, "--baseline-url", other.url, "--method", "prompt-lookup")
+    assert result.code == 2, result.err
+    errors = {row["error"] for row in place.rows() if row["error"]}
+    assert f"the server at {plain.url} does not speculate" in errors
+    assert (f"the server at {other.url} speculates" in errors) is swapped
+
+
+@pytest.mark.parametrize(
+    ("engine", "body", "found"),
+    [
+        ("vllm", "vllm:spec_decode_num_drafts_total 0\n", True),
+        ("vllm", "vllm:generation_tokens_total 0\n", False),
+        ("vllm", "# nothing\n", None),
+        ("sglang", '{"speculative_algorithm": "EAGLE", "version": "0.5.23"}', True),
+        ("sglang", '{"speculative_algorithm":null}', False),
+        ("sglang", "{}", None),
+        ("llama.cpp", '[{"id":0,"n_ctx":256,"speculative":true,"is_processing":false}]', True),
+        ("llama.cpp", '[{"id":0,"n_ctx":256,"speculative":false,"is_processing":false}]', False),
+        ("llama.cpp", "[]", None),
+        ("tgi", "{}", None),
+    ],
+)
+def test_whether_a_server_speculates(engine: str, body: str, found: bool | None) -> None:
+    assert find_engine(engine).speculates(body) is found
+
+
+def test_a_model_that_is_not_there(place: Workplace, servers: Start) -> None:
+    server = servers(vllm())
+    server.routes["/v1/models"] = text("{}", 404)
+    result = place.run("--url", server.url)
+    assert result.code == 2
+    error = place.rows()[0]["error"]
+    assert error == f"HTTP 404: The model `{place.target}` does not exist."
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "tgi", "deepspeed-mii"])
+def test_the_chat_route_on_request(engine: str) -> None:
+    adapter = find_engine(engine)
+    setup = replace(setup_of(adapter), chat=True)
+    route, body = adapter.request(PROMPT, Limits(12, 0.7), setup, "tiny")
+    assert route == "/v1/chat/completions"
+    assert body["messages"] == PROMPT.messages
+    assert "prompt" not in body
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},
+        {"choices": [{"delta": {"content": "ab"}, "finish_reason": None}]},
+        {"choices": [{"delta": {}, "finish_reason": "length"}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+    ]
+    reply = read(adapter, sse(*events), setup)
+    assert (reply.text, reply.completion_tokens, reply.prompt_tokens) == ("ab", 2, 3)
+    assert [round(one.at, 2) for one in reply.arrivals] == [0.01]  # the role is no token
