@@ -244,6 +244,11 @@ def test_limit_and_share_of_a_summary_row() -> None:
     assert row["roofline_share"] == pytest.approx(floors[1] / 40)
     assert row["roofline_limit"] == pytest.approx(2 * (floors[0] / 10) / (floors[1] / 5))
     assert row["experts"] is None
+    assert "below-floor" not in {w["code"] for w in summarise([run])["warnings"]}
+    facts = manifest()["roofline"]
+    slow = facts | {"speed": facts["speed"] | {"copy_gb_s": 1e-7, "read_gb_s": 1e-7}}
+    found = summarise([FakeRun(run.trials, manifest() | {"roofline": slow})])["warnings"]
+    assert [w["method"] for w in found if w["code"] == "below-floor"] == ["vanilla", "fast"]
     old = FakeRun(run.trials, {"name": "run", "target": {"name": "tiny"}})
     assert {r["roofline_limit"] for r in summarise([old])["rows"]} == {None}
 

@@ -99,14 +99,14 @@ def test_nothing_is_held_beside_the_target(llama: Target, options: dict) -> None
     prompts = tiny.prompts(2, VOCAB, seed=3)
     plain = DraftVerify(llama, Drafter(llama))
     answers, _ = generate(plain, Request(prompts, NEW))
-    buffers = [[b.clone() for b in bs] for bs in (llama.cache._keys, llama.cache._values)]
+    buffers = [[b.clone() for b in bs] for bs in (llama.cache._keys.layers, llama.cache._values.layers)]
     llama.cache.release()
     drafter = SelfSpeculation(llama, k=4, **options)
     method = DraftVerify(llama, drafter)
     assert generate(method, Request(prompts, NEW))[0] == answers
     assert drafter.weights_bytes() == drafter.kv_bytes() == 0
     assert drafter.draft_identity() is None
-    for before, after in zip(buffers, (llama.cache._keys, llama.cache._values), strict=True):
+    for before, after in zip(buffers, (llama.cache._keys.layers, llama.cache._values.layers), strict=True):
         for old, new in zip(before, after, strict=True):
             for row, prompt in enumerate(prompts):
                 last = len(prompt) + NEW - 1  # the answer's last token is never passed through

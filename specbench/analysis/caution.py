@@ -17,6 +17,7 @@ Caution = dict[str, Any]
 WIDE, WANTED = 0.10, 0.05  # half widths: what is called wide, what to narrow it to
 SAME_LOW, SAME_HIGH = 0.97, 1.03  # vanilla against itself
 ABOVE = 1.03  # tolerance of a speedup above tau that has no interval
+BELOW_FLOOR = 1.05  # tolerance of passes faster than their floor
 PUBLISHED_SHARE = 0.75  # of a drafter's published tau: less than this points at its loading, not at the task
 OUTLIERS, OUTLYING_SHARE = 3, 0.05  # trials, and share of them, above which outliers are warned of
 SHOWN = 5  # names listed before "and N more"
@@ -41,7 +42,7 @@ def warning(code: str, message: str, cure: str, run: str, method: str | None = N
 def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]:
     """Warnings of one method at one batch size and concurrency."""
     row = overall.row
-    checks = (_failed, _above_tau, _wide, _outliers, _vanilla_again, _differs)
+    checks = (_failed, _above_tau, _below_floor, _wide, _outliers, _vanilla_again, _differs)
     found = [w for check in checks for w in check(overall)]
     if temperature(manifest) == 0:
         found += _token_totals(overall)
@@ -95,6 +96,18 @@ def _above_tau(overall: Overall) -> Iterable[Caution]:
         )
         cure = "vanilla was slowed (contention, another code path): measure vanilla-again beside it"
         yield warning("speedup-above-tau", message, cure, row["run"], row["method"])
+
+
+def _below_floor(overall: Overall) -> Iterable[Caution]:
+    row = overall.row
+    share = row["roofline_share"]
+    if share is not None and share > BELOW_FLOOR:
+        message = f"{row['method']}: its passes took {1 / share:.0%} of the time that reading what they need should take"
+        cure = (
+            "the device was busy when its speed was measured (`specbench roofline --again` on a quiet one, and "
+            "run again), or the target is so small that the processor's caches hold it"
+        )
+        yield warning("below-floor", message, cure, row["run"], row["method"])
 
 
 def _below_published(overall: Overall, manifest: dict[str, Any]) -> Iterable[Caution]:

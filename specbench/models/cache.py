@@ -12,18 +12,27 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+Spec = tuple[int, int, torch.dtype, torch.device]  # heads, size of each, and of what numbers, where
+
 
 class SlotCache(Cache):
     """A transformers `Cache` with buffers `[B, H_kv, S, D]` a layer, allocated when first written.
+
+    Buffers of the same kind are parts of one tensor, so that moving slots is a kernel or two and not two a layer.
+
+    Args:
+        layers: how many.
+        alike: whether all layers' buffers can be expected to be what the first one's are, and so be made at once.
 
     The owner sets where the next forward writes and how far it may read: `start_prefill` for the first pass of
     fresh rows (attention then sees this pass alone, causally, and needs no mask), `start` for later passes.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, alike: bool = True) -> None:
         super().__init__(layers=[])
-        self._keys: list[torch.Tensor | None] = [None] * layers
-        self._values: list[torch.Tensor | None] = [None] * layers
+        self._alike = alike
+        self._keys = _Buffers(layers)
+        self._values = _Buffers(layers)
         self._rows = self._slots = 0
         self._index: torch.Tensor | None = None
         self._read = 0
@@ -36,22 +45,13 @@ class SlotCache(Cache):
         if rows <= self._rows and slots <= self._slots:
             return
         self.version += 1
-        for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            if keys is not None and values is not None:
-                # Free the old buffer before the new one is made.
-                self._keys[layer] = self._values[layer] = None
-                k_spec, v_spec = (
-                    (keys.shape, keys.dtype, keys.device),
-                    (values.shape, values.dtype, values.device),
-                )
-                del keys, values
-                self._keys[layer] = _buffer(k_spec, rows, slots)
-                self._values[layer] = _buffer(v_spec, rows, slots)
+        self._keys.make_again(rows, slots)
+        self._values.make_again(rows, slots)
         self._rows, self._slots = rows, slots
 
     def release(self) -> None:
         """Give all buffers back."""
-        self._keys, self._values = [None] * len(self), [None] * len(self)
+        self._keys, self._values = _Buffers(len(self)), _Buffers(len(self))
         self._rows = self._slots = 0
         self.version += 1
 
@@ -65,17 +65,17 @@ class SlotCache(Cache):
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots `source` to `target`, both int64 `[B, n]`, in every layer (compaction of a tree's path)."""
-        for buffers in (self._keys, self._values):
-            for buffer in buffers:
-                if buffer is not None:
-                    here = buffer.device
-                    read, write = source.to(here), target.to(here)
-                    kept = buffer.gather(2, _spread(read, buffer))
-                    buffer.scatter_(2, _spread(write, buffer), kept)
+        for stack in (*self._keys.stacks, *self._values.stacks):
+            layers, _, heads, _, width = stack.shape
+            read, write = (
+                index.to(stack.device)[None, :, None, :, None].expand(layers, -1, heads, -1, width)
+                for index in (source, target)
+            )
+            stack.scatter_(3, write, stack.gather(3, read))
 
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(b.nbytes for buffers in (self._keys, self._values) for b in buffers if b is not None)
+        return sum(stack.nbytes for stack in (*self._keys.stacks, *self._values.stacks))
 
     @property
     def slots(self) -> int:
@@ -85,7 +85,7 @@ class SlotCache(Cache):
     @property
     def ready(self) -> bool:
         """Whether every layer has its buffers."""
-        return None not in self._keys
+        return all(buffer is not None for buffer in self._keys.layers)
 
     # -- the model's side ------------------------------------------------------------------------------------
 
@@ -93,10 +93,11 @@ class SlotCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store this pass's keys and values `[B, H_kv, T, D]`; return what attention may look at."""
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        if keys is None or values is None:
-            keys = self._keys[layer_idx] = _buffer_like(key_states, self._rows, self._slots)
-            values = self._values[layer_idx] = _buffer_like(value_states, self._rows, self._slots)
+        keys, values = self._keys.layers[layer_idx], self._values.layers[layer_idx]
+        if keys is None or values is None or self._index is None:
+            room = self._rows, self._slots, self._alike
+            keys = self._keys.fitting(layer_idx, key_states, *room)
+            values = self._values.fitting(layer_idx, value_states, *room)
         if len(key_states) < self._rows:
             keys, values = keys[: len(key_states)], values[: len(key_states)]
         if self._index is None:
@@ -138,29 +139,61 @@ class SlotCache(Cache):
 
     @property
     def is_sliding(self) -> list[bool]:
-        return [False] * len(self._keys)
+        return [False] * len(self)
 
     @property
     def is_linear(self) -> list[bool]:
-        return [False] * len(self._keys)
+        return [False] * len(self)
 
     @property
     def is_dummy(self) -> list[bool]:
-        return [False] * len(self._keys)
+        return [False] * len(self)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._keys.layers)
+
+
+class _Buffers:
+    """The keys, or the values, of all layers: `layers[i]` `[B, H_kv, S, D]` is a part of one of `stacks`."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers: list[torch.Tensor | None] = [None] * layers
+        self.stacks: list[torch.Tensor] = []
+
+    def fitting(self, layer: int, states: torch.Tensor, rows: int, slots: int, alike: bool) -> torch.Tensor:
+        """The buffer of a layer, which is made (and others with it, if `alike`) unless it is there and fits."""
+        spec = _spec(states)
+        buffer = self.layers[layer]
+        if buffer is None or _spec(buffer) != spec:
+            missing = [i for i, other in enumerate(self.layers) if other is None]
+            self._make(spec, missing if alike and layer in missing else [layer], rows, slots)
+        buffer = self.layers[layer]
+        assert buffer is not None
+        return buffer
+
+    def make_again(self, rows: int, slots: int) -> None:
+        """The buffers there are, with other room."""
+        groups: dict[Spec, list[int]] = {}
+        for layer, buffer in enumerate(self.layers):
+            if buffer is not None:
+                groups.setdefault(_spec(buffer), []).append(layer)
+                buffer = self.layers[layer] = None  # freed before the new ones are made
+        self.stacks.clear()
+        for spec, layers in groups.items():
+            self._make(spec, layers, rows, slots)
+
+    def _make(self, spec: Spec, layers: list[int], rows: int, slots: int) -> None:
+        """Zeros, not garbage: a hidden slot is multiplied by a zero weight, which NaN would survive."""
+        heads, width, dtype, device = spec
+        stack = torch.zeros(len(layers), rows, heads, slots, width, dtype=dtype, device=device)
+        self.stacks.append(stack)
+        for layer, buffer in zip(layers, stack, strict=True):
+            self.layers[layer] = buffer
+
+
+def _spec(states: torch.Tensor) -> Spec:
+    return states.shape[1], states.shape[3], states.dtype, states.device
 
 
 def _spread(index: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return index[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
-
-
-def _buffer_like(states: torch.Tensor, rows: int, slots: int) -> torch.Tensor:
-    return _buffer((states.shape, states.dtype, states.device), rows, slots)
-
-
-def _buffer(spec: tuple[torch.Size, torch.dtype, torch.device], rows: int, slots: int) -> torch.Tensor:
-    """Zeros, not garbage: a hidden slot is multiplied by a zero weight, which NaN would survive."""
-    (_, heads, _, width), dtype, device = spec
-    return torch.zeros(rows, heads, slots, width, dtype=dtype, device=device)

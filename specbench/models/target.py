@@ -72,7 +72,7 @@ class Target:
         self.context: int = getattr(self.config, "max_position_embeddings", None) or 2**31
         self.kinds = _layer_kinds(self.config, type(model).__name__)
         self.window: int | None = getattr(self.config, "sliding_window", None)
-        self.cache = SlotCache(self.config.num_hidden_layers)
+        self.cache = SlotCache(self.config.num_hidden_layers, alike=not _spread(model))
         self._cache_argument = _cache_argument(model)
         self._tapped: dict[str, torch.Tensor] = {}
         self._routers = routers(model)
@@ -306,7 +306,7 @@ class Target:
             return "--graphs off"
         if self.device.type != "cuda":
             return f"a {self.device.type} has none"
-        if len(set((getattr(self.model, "hf_device_map", None) or {}).values())) > 1:
+        if _spread(self.model):
             return "it is spread over several devices"
         if depends_on_text(self.model):
             return "its rotary frequencies depend on the length of the text"
@@ -359,6 +359,11 @@ class _Around(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return hidden_states
+
+
+def _spread(model: Any) -> bool:
+    """Whether its layers are on several devices."""
+    return len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
 
 
 def _compiled(model: torch.nn.Module) -> Any:
