@@ -7,6 +7,7 @@ SafeAILab/EAGLE, branch v1, model/cnets.py and model/choices.py (its 25-node tre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -74,9 +75,7 @@ class Eagle1(FeatureDrafter):
         if not probs:
             return drafts
         every = torch.cat(probs, 1)
-        return [
-            Draft(d.tokens, d.parents, every[row, : len(d)]) if len(d) else d for row, d in enumerate(drafts)
-        ]
+        return [replace(d, probs=every[row, : len(d)]) if len(d) else d for row, d in enumerate(drafts)]
 
     def _guess(
         self,

@@ -102,7 +102,9 @@ def _below_floor(overall: Overall) -> Iterable[Caution]:
     row = overall.row
     share = row["roofline_share"]
     if share is not None and share > BELOW_FLOOR:
-        message = f"{row['method']}: its passes took {1 / share:.0%} of the time that reading what they need should take"
+        message = (
+            f"{row['method']}: its passes took {1 / share:.0%} of their floor, the least that they can take"
+        )
         cure = (
             "the device was busy when its speed was measured (`specbench roofline --again` on a quiet one, and "
             "run again), or the target is so small that the processor's caches hold it"

@@ -157,7 +157,8 @@ def _print(facts: dict[str, Any]) -> None:
     if model["experts"]:
         print(f"experts  {model['active_experts']} of {model['experts']} a token in {model['moe_layers']} layers, "
               "counted as if tokens chose at random")  # fmt: skip
-    speed = f"{place['bytes_per_s'] / 1e9:,.0f} GB/s, {place['operations_per_s'] / 1e12:,.3g} TFLOP/s"
+    tera = place["operations_per_s"] / 1e12
+    speed = f"{place['bytes_per_s'] / 1e9:,.0f} GB/s, {tera:,.{0 if tera >= 10 else 2}f} TFLOP/s"
     print(f"device   {place['name']}: {speed}")
     draft = (
         f", drafting costs {facts['draft_cost']:g} of a pass" if facts["draft_cost"] else ", drafting is free"

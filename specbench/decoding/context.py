@@ -49,7 +49,8 @@ class Context:
 
     def verify(self, target: Target, tree: Tree) -> Pass:
         """A pass of `target` over the nodes of `tree`, none of which is committed yet."""
-        at = self.layout(tree.depth, tree.live, None if tree.chain else tree.visible)
+        live = None if tree.full else tree.live
+        at = self.layout(tree.depth, live, None if tree.chain else tree.visible)
         return target.forward(tree.tokens, at.positions, at.slots, at.masks)
 
     def append(self, target: Target, tokens: torch.Tensor, counts: list[int]) -> Pass:
@@ -60,9 +61,7 @@ class Context:
     def extend(self, width: int, counts: list[int]) -> Layout:
         """Commit `counts[b]` tokens a row, right-padded to `width`: where their causal pass writes and looks."""
         column = arange(width, self.model.device)
-        live = torch.ones(1, 1, dtype=torch.bool, device=column.device).expand(len(counts), width)
-        if min(counts) < width:
-            live = column < send(counts, column.device)[:, None]
+        live = None if min(counts) == width else column < send(counts, column.device)[:, None]
         at = self.layout(column.expand(len(counts), -1), live)
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         return at
@@ -78,7 +77,7 @@ class Context:
     def layout(
         self,
         depth: torch.Tensor,
-        live: torch.Tensor,
+        live: torch.Tensor | None,
         visible: torch.Tensor | None = None,
         earlier: int = 0,
         start: torch.Tensor | None = None,
@@ -88,7 +87,7 @@ class Context:
 
         Args:
             depth: int64 `[B, T]`, positions counted from the first uncommitted one.
-            live: bool `[B, T]`; other columns are padding.
+            live: bool `[B, T]`; other columns are padding. None: there is none.
             visible: bool `[B, T, earlier + T]`, which nodes each node attends to besides what is committed;
                 None for a chain.
             earlier: nodes of earlier passes that are still uncommitted (a tree drafted level by level).
@@ -101,16 +100,20 @@ class Context:
         if start is None:
             start = self.starts()
         positions = start + depth
-        slots = torch.where(live, start + 1 + earlier + arange(width, depth.device), 0)
+        own = start + arange(1 + earlier + width, depth.device)[1 + earlier :]
+        slots = own if live is None else torch.where(live, own, 0)
         slot = arange(read, depth.device)
-        if visible is None:
-            seen = (slot >= 1) & (slot <= positions[..., None] + 1)
-        else:
-            every = torch.cat([start + 1 + arange(earlier, depth.device), slots], 1) if earlier else slots
-            seen = ((slot >= 1) & (slot <= start))[:, None, :].repeat(1, width, 1)
-            own = visible.clone()
-            own[:, :, earlier:] &= live[:, None, :]
-            seen.scatter_(2, every[:, None, :].expand(-1, width, -1), own)
+        last = positions + 1 if visible is None else start
+        # Slot 0 is scratch: where it is compared with what is not below it, it is seen by nobody.
+        seen = (_shown(read, depth.device) <= last[..., None]).expand(-1, width, -1)
+        if visible is not None:
+            every = start + arange(1 + earlier + width, depth.device)[1:] if live is None else slots
+            if live is not None:
+                visible = visible.clone()
+                visible[:, :, earlier:] &= live[:, None, :]
+                if earlier:
+                    every = torch.cat([start + arange(1 + earlier, depth.device)[1:], slots], 1)
+            seen = seen.clone().scatter_(2, every[:, None, :].expand(-1, width, -1), visible)
         return Layout(positions, slots, self._masks(seen, positions, slots, slot))
 
     def reach(self, nodes: int) -> int:
@@ -166,6 +169,14 @@ def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where allowed, the least finite number elsewhere (never -inf: a row that sees nothing must not be NaN)."""
     zero, least = _bounds(dtype, allowed.device)
     return torch.where(allowed, zero, least)[:, None]
+
+
+@lru_cache(maxsize=256)
+def _shown(read: int, device: torch.device) -> torch.Tensor:
+    """Slots 0..read-1, but for slot 0, which no mask shows: a number above all others stands there."""
+    shown = torch.arange(read, device=device)
+    shown[0] = 2**62
+    return shown
 
 
 @lru_cache(maxsize=32)

@@ -40,12 +40,16 @@ class Draft:
     probs: q over the target's vocabulary for each node as its parent's siblings were sampled, `[nodes, V]`;
         None if the proposal is deterministic (an argmax, a table look-up).
     probes: see `Probes`; not counted as drafted.
+    deepest, siblings: no path is longer and no node has more children than so many, where the drafter knows: it
+        saves finding out on the device.
     """
 
     tokens: Ids = ()
     parents: Ids | None = None
     probs: torch.Tensor | None = None
     probes: Probes | None = None
+    deepest: int | None = None
+    siblings: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -85,7 +85,9 @@ class DynamicTree:
         """What `nodes_of` found, `[B, n]`, cut to what each row's budget allows; `vocab` tokens can be drafted."""
         k = min(self.top_k, vocab)
         return [
-            Draft(tokens[row, :n], None if k == 1 else parents[row, :n]) if n else Draft()
+            Draft(tokens[row, :n], None if k == 1 else parents[row, :n], deepest=self.depth + 1, siblings=k)
+            if n
+            else Draft()
             for row, n in enumerate(self._counts(budgets, k))
         ]
 

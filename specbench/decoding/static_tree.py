@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -111,7 +111,7 @@ class StaticTree:
         _, depth, rank = self._on(ranked.device)
         return ranked[:, depth, rank]
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Guesses needed at most from one place (the highest rank, plus one)."""
         return max((path[-1] + 1 for path in self.choices), default=0)
@@ -122,7 +122,11 @@ class StaticTree:
         for row, budget in enumerate(budgets):
             tree = self.clip(max(budget, 0))
             parents, _, _ = tree._on(tokens.device)
-            out.append(Draft(tokens[row, : tree.width], parents) if tree.width else Draft())
+            out.append(
+                Draft(tokens[row, : tree.width], parents, deepest=tree.depth, siblings=tree.ranks)
+                if tree.width
+                else Draft()
+            )
         return out
 
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

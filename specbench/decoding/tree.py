@@ -29,6 +29,7 @@ class Tree:
         drafted: nodes of each row
         widths: columns of each row before its padding (root, nodes, probes)
         probs: float [B, T, V] q of each node (one-hot where deterministic), None if no draft has any
+        full: True if all columns of all rows are live
         chain: True if every row is a plain chain, so that column j is at depth j
         siblings: the most children any node has
     """
@@ -42,6 +43,7 @@ class Tree:
     drafted: list[int]
     widths: list[int]
     probs: torch.Tensor | None
+    full: bool
     chain: bool
     siblings: int
 
@@ -63,12 +65,14 @@ def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool]
     if width == 1:
         tokens = roots[:, None]
     else:
-        tokens = torch.cat([roots[:, None], _stack([_row_tokens(d, device) for d in drafts], width - 1, device)], 1)
+        tokens = torch.cat(
+            [roots[:, None], _stack([_row_tokens(d, device) for d in drafts], width - 1, device)], 1
+        )
     chain = not any(riders) and all(draft.parents is None for draft in drafts)
     column = arange(width, device)
-    if all(active) and not any(riders) and min(drafted) == width - 1:
-        live = torch.ones(1, 1, dtype=torch.bool, device=device).expand(len(drafts), width)
-        candidate = live & (column > 0)
+    full = all(active) and not any(riders) and min(drafted) == width - 1
+    if full:
+        live, candidate = (cells.expand(len(drafts), -1) for cells in _full_layout(width, device))
     else:
         ends = send(
             [[n, n + p] if on else [-1, -1] for n, p, on in zip(drafted, riders, active, strict=True)], device
@@ -82,13 +86,14 @@ def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool]
         visible, siblings = visible.expand(rows, -1, -1), 1
     else:
         parents = _parents(drafts, width, device)
-        visible = _ancestors(parents)
+        deepest = [len(draft) if draft.deepest is None else draft.deepest for draft in drafts]
+        visible = _ancestors(parents, max(deepest))
         depth = visible.sum(-1) - 1
         visible, depth = _place_probes(drafts, visible, depth)
         siblings = _most_siblings(drafts, parents, candidate)
     return Tree(
         tokens, parents, depth, visible, candidate, live, drafted, widths,
-        _collate_probs(drafts, width, vocab, device), chain, siblings,
+        _collate_probs(drafts, width, vocab, device), full, chain, siblings,
     )  # fmt: skip
 
 
@@ -126,6 +131,13 @@ def arange(n: int, device: torch.device) -> torch.Tensor:
     return torch.arange(n, device=device)
 
 
+@lru_cache(maxsize=1024)
+def _full_layout(width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """`live` and `candidate` of a row without padding, `[1, T]`."""
+    live = torch.ones(1, width, dtype=torch.bool, device=device)
+    return live, arange(width, device)[None] > 0
+
+
 @lru_cache(maxsize=256)
 def _chain_layout(width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     depth = torch.arange(width, device=device)[None]
@@ -153,11 +165,11 @@ def _parents(drafts: Sequence[Draft], width: int, device: torch.device) -> torch
     return pad(_stack(rows, width - 1, device, fill=-1) + 1, (1, 0))
 
 
-def _ancestors(parents: torch.Tensor) -> torch.Tensor:
+def _ancestors(parents: torch.Tensor, deepest: int) -> torch.Tensor:
     """Ancestors and self, bool `[B, T, T]`, by pointer jumping: each step looks twice as far up (nothing is read)."""
     column = arange(parents.shape[1], parents.device)
     seen = (parents[..., None] == column) | (column[:, None] == column)
-    for _ in range(max(len(column) - 2, 0).bit_length()):
+    for _ in range(max(deepest - 1, 0).bit_length()):
         seen = seen | seen.gather(1, parents[..., None].expand_as(seen))
         parents = parents.gather(1, parents)
     return seen
@@ -179,6 +191,8 @@ def _most_siblings(drafts: Sequence[Draft], parents: torch.Tensor, candidate: to
     """Needed only where siblings were sampled; a chain or deterministic tree need not be read for it."""
     if all(draft.probs is None for draft in drafts):
         return 1
+    if all(draft.siblings is not None for draft in drafts if len(draft)):
+        return max([draft.siblings or 1 for draft in drafts])
     counts = torch.zeros_like(parents).scatter_add_(1, parents, candidate.long())
     return max(int(counts.max()), 1)
 

@@ -164,6 +164,11 @@ def output(row: Row) -> str:
     return f"{lossy}{row['identical']}/{row['compared']}"
 
 
+def state(row: Row) -> str:
+    """`warm`: it kept what earlier prompts taught; `cold`: it did not."""
+    return row["state"] or NONE
+
+
 def verdict(row: Row, section: Section, escape: Callable[[str], str] = str) -> str:
     """One sentence that says what the method did, from its overall row."""
     target = escape(section.run.get("target") or "the target")

@@ -38,5 +38,5 @@ def figure(target: Architecture, device: Device, how: Speculation, context: int)
         axes.set_xticks(ticks[::2], [str(tick) for tick in ticks[::2]])
         axes.minorticks_off()
     legend(made, left)
-    right.legend(loc="upper right")
+    right.legend(loc="best")
     return made
