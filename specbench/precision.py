@@ -56,30 +56,33 @@ class Precision:
 
     def describe(self) -> str:
         """`±2.1% (prompt-lookup)`: the widest interval, or which method has none yet."""
-        for batch_size in self._rows:
-            self._look(batch_size)
-        found = [pair for widths in self._widths.values() for pair in widths.items()]
+        found = [pair for batch_size in self._rows for pair in self._measure(batch_size).items()]
         unknown = [method for method, width in found if width is None]
         if unknown or not found:
-            return f"no interval yet for {', '.join(unknown) or 'any method'}"
+            return f"no interval yet for {', '.join(dict.fromkeys(unknown)) or 'any method'}"
         method, width = max(found, key=lambda pair: pair[1] or 0.0)
-        return f"widest ±{width:.1%} ({method})"
+        count = min(map(self._questions, self._rows))
+        few = f"; {count} questions are too few to stop on" if count < MIN_QUESTIONS else ""
+        return f"widest ±{width:.1%} ({method}){few}"
 
     def _questions(self, batch_size: int) -> int:
         """Questions, or batches of them, that an interval would rest on."""
         return len({(row.task, row.batch) for row in self._rows[batch_size]})
 
     def _look(self, batch_size: int) -> None:
+        count = self._questions(batch_size)
+        self._next_look[batch_size] = max(MIN_QUESTIONS, int(count * (1 + CHECK_SHARE)) + 1)
+        if count >= MIN_QUESTIONS:
+            self._widths[batch_size] = self._measure(batch_size)
+
+    def _measure(self, batch_size: int) -> dict[str, float | None]:
+        """The half widths as of now, of the methods that run at this batch size; None: no interval."""
         from specbench.analysis.intervals import half_width
         from specbench.analysis.summary import OVERALL, summarise
 
-        count = self._questions(batch_size)
-        self._next_look[batch_size] = max(MIN_QUESTIONS, int(count * (1 + CHECK_SHARE)) + 1)
-        if count < MIN_QUESTIONS:
-            return
         rows = summarise([_Measured(self._rows[batch_size])])["rows"]
         found = {row["method"]: half_width(row["speedup"]) for row in rows if row["task"] == OVERALL}
-        self._widths[batch_size] = {method: found[method] for method in self._methods if method in found}
+        return {method: found[method] for method in self._methods if method in found}
 
 
 def parse_width(text: str) -> float:

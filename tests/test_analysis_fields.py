@@ -40,9 +40,11 @@ def test_closed_form_of_chains() -> None:
     # Leviathan et al. 2023, table 1: the chance 0.8, 5 drafted at a cost of 0.02 a token each
     assert speedup(0.8, 5, 0.02) == pytest.approx((1 - 0.8**6) / (0.2 * 1.1))
     assert expected_tokens(1.0, 4) == 5
-    assert chance_of(expected_tokens(0.7, 3) - 1, 3) == pytest.approx(0.7)
-    assert chance_of(9.0, 3) == 1.0
-    assert chance_of(0.0, 3) == 0.0
+    three = np.array([3])
+    assert chance_of(expected_tokens(0.7, 3) - 1, three) == pytest.approx(0.7)
+    assert chance_of((0.7 + 0.7 + 0.7**2 + 0.7**3) / 2, np.array([3, 1])) == pytest.approx(0.7)
+    assert chance_of(9.0, three) == 1.0
+    assert chance_of(0.0, three) == 0.0
     # half of the rounds accept both drafted tokens, the others none: alpha 1, drafting a fifth of a round
     fast = {"accepted": [2, 0] * 5, "drafted": 2, "seconds": 10.0}
     trials = blocks(1, {"vanilla": {"seconds": 20.0, "accepted": [0] * 20}, "fast": fast})
@@ -74,6 +76,29 @@ def test_closed_form_meets_a_machine_that_is_as_it_assumes() -> None:
     row = row_of([vanilla, fast], "fast")
     assert row["closed_form_speedup"] == pytest.approx(row["decode_speedup"]["point"])
     assert row["closed_form_speedup"] == pytest.approx(speedup(0.7, 4, 0.05), rel=0.03)
+
+
+def test_closed_form_of_a_machine_that_often_has_no_draft() -> None:
+    """40% of the rounds have none, as prompt-lookup's; a 0.8, k 4, c 0.2: the truth can be worked out."""
+    chance, depth, cost, share = 0.8, 4, 0.2, 0.6
+    of_625 = {0: 125, 1: 100, 2: 80, 3: 64, 4: 256}  # exactly: 500 accept one or more, 400 two, 320 three, 256 four
+    accepted = np.repeat([*of_625, 0], [*(3 * np.array([*of_625.values()])), 1250])
+    depths = np.repeat([depth, 0], [1875, 1250])
+    times = {"draft_s": cost * depths, "verify_s": np.ones(len(depths)), "round_s": 1 + cost * depths}
+    rounds = Rounds(depths.tolist(), depths.tolist(), accepted.tolist(), (accepted + 1).tolist(), **times)
+    seconds, tokens = float(times["round_s"].sum()), int(accepted.sum()) + len(depths)
+    vanilla = trial("q", accepted=[0] * tokens, seconds=float(tokens))
+    row = row_of(
+        [vanilla, trial("q", "fast", rounds=rounds, decode_s=seconds, output_tokens=tokens + 1)], "fast"
+    )
+
+    def truth(k: int) -> float:
+        return (1 + share * sum(chance**i for i in range(1, k + 1))) / (1 + share * cost * k)
+
+    assert row["closed_form_speedup"] == pytest.approx(row["decode_speedup"]["point"])
+    assert row["closed_form_speedup"] == pytest.approx(truth(depth))
+    assert truth(depth) == pytest.approx(1.6331, abs=1e-4)
+    assert row["best_k"] == max(range(1, 17), key=truth) == 5
 
 
 def test_gaps_are_a_rounds_seconds_and_then_nothing() -> None:

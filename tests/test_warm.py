@@ -163,6 +163,13 @@ def test_until_goes_on_with_another_precision(many: Workplace) -> None:
     assert many.manifest("on")["status"] == "complete"
 
 
+def test_until_tells_too_few_questions_from_no_interval(many: Workplace) -> None:
+    result = many.run("--method", "prompt-lookup", "--until", "90%", "--limit", "12", name="few")
+    assert result.code == 0, result.err
+    assert "the questions ran out; --until ±90.0%, widest ±" in result.err
+    assert "12 questions are too few to stop on" in result.err
+
+
 def test_until_says_when_the_time_budget_ended_it(many: Workplace) -> None:
     result = many.run("--method", "prompt-lookup", "--until", "1%", "--time-budget", "0", name="late")
     assert result.code == 2

@@ -55,9 +55,10 @@ DEFINITIONS = {
     "seconds a round + verify inflation).",
     "predicted_residual": "Measured decode speedup / predicted speedup - 1: what the harness itself takes "
     "(negative) or what the parts do not explain.",
-    "closed_form_speedup": "Leviathan's closed form (1 - a^(k+1)) / ((1 - a)(c·k + 1)), for chains only: k the "
-    "usual depth of the drafts, a the acceptance of one token at which such drafts accept α on average, c the "
-    "draft seconds of a drafted position / vanilla's seconds a round.",
+    "closed_form_speedup": "Leviathan's closed form (1 + p·(a + a² + … + a^k)) / (1 + p·c·k), for chains only: p the "
+    "share of the rounds that had a draft (where all had, it is (1 - a^(k+1)) / ((1 - a)(c·k + 1))), k the usual "
+    "depth of the drafts, a the acceptance of one token at which the drafts accept as many as they did on average, "
+    "c the draft seconds of a drafted position / vanilla's seconds a round.",
     "best_k": f"The draft depth from 1 to {LONGEST} at which that closed form is largest.",
     "free_draft_limit": "τ / verify inflation: the decode speedup if drafting cost nothing.",
     "roofline_limit": "τ · floor of vanilla's pass / floor of the method's pass: the decode speedup that the "

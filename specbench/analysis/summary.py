@@ -148,7 +148,7 @@ def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, 
     overhead = estimates.draft_overhead(pairs)
     fields |= estimates.physics(pairs, fields["tau"], fields["decode_speedup"], overhead)
     fields |= estimates.roofline(pairs, fields["tau"])
-    fields |= closed_form(rounds, fields["alpha"], overhead)
+    fields |= closed_form(rounds, overhead)
     fields |= estimates.agreement(used) | group.fixed
     once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
     waits = gaps(_rounds_of(group.waits, rows))
