@@ -30,6 +30,11 @@ class Cascade(Combined):
             )
         assert isinstance(first, Drafter), "whoever makes a method makes those in its SPEC before"
         assert isinstance(then, Drafter), "whoever makes a method makes those in its SPEC before"
+        if first.sends_probes and then.sends_probes:
+            raise SpecbenchError(
+                "only one of a cascade's methods can be lookahead, or another that sends a window with its draft",
+                "write cascade:first=(prompt-lookup),then=(lookahead)",
+            )
         super().__init__(target, (first, then))
         self.first, self.then = first, then
         self.max_nodes = first.max_nodes + then.max_nodes  # one's probes may ride beside the other's draft

@@ -7,6 +7,9 @@ probes, and the n-grams of the pool that begin with the last token are verified 
 Unlike the official code, an n-gram that matches whole is accepted whole (there one token short), what the pool
 learns of the text is the text (there a repeated last token), n-grams with a common beginning share its nodes, and
 the window starts after the first token instead of within the prefill, which is the same for every method here.
+
+This drafter reads the device once a round in addition to the loop's one read: the n-grams of its pool are the host's,
+and what the target made of the window is known with the pass, but is no part of what the loop reads.
 """
 
 from __future__ import annotations
@@ -27,12 +30,16 @@ from specbench.models.device import send
 class Lookahead(Drafter):
     """n-grams that the target has guessed in a window running ahead of the text.
 
+    A row whose budget is 0, because another drafter has drafted for it, sends no window and learns nothing from it.
+
     Options:
         level: n of the n-grams; the window has level - 1 rows.
         window: columns of the window, which are the n-grams found a round.
         guess: n-grams kept for each token they begin with; the least recently found goes first.
         pool_from_prompt: also keep the n-grams of the text itself.
     """
+
+    sends_probes = True
 
     def __init__(
         self,
@@ -48,8 +55,9 @@ class Lookahead(Drafter):
             raise ValueError("level must be at least 2, window and guess at least 1")
         self.level, self.window, self.guess = level, window, guess
         self.pool_from_prompt = pool_from_prompt
-        widest = max(rows * (window + level - 1 - rows) - 1 for rows in range(1, level))
-        self.max_nodes = guess * (level - 1) + widest
+        # The window narrows by a column a row as it fills; with so many rows it has the most cells.
+        rows = min(level - 1, (window + level - 1) // 2)
+        self.max_nodes = guess * (level - 1) + rows * (window + level - 1 - rows) - 1
         self._rows: list[_Row] = []
 
     def begin(self, prompts: list[list[int]]) -> None:
@@ -67,15 +75,21 @@ class Lookahead(Drafter):
             row.extend(tokens)
 
     def _advance(self, outcome: Outcome, drafted: list[int]) -> None:
-        """Read what the target made of the last row of each window: the drafter's one read of the device."""
+        """Read what the target made of the last row of each window: the drafter's one read of the device.
+
+        Windows that have ridden less often are wider: all are read at the width of the widest.
+        """
         riding = [number for number, row in enumerate(self._rows) if row.riding]
         if not riding:
             return
         columns = [self._rows[number].last_columns(1 + drafted[number]) for number in riding]
+        widest = max(map(len, columns))
+        padded = [own + [0] * (widest - len(own)) for own in columns]
         device = outcome.logits.device
-        at = send(riding, device)[:, None], send(columns, device)
-        for number, guesses in zip(riding, outcome.logits[at].argmax(-1).tolist(), strict=True):
-            self._rows[number].advance(guesses)
+        at = send(riding, device)[:, None], send(padded, device)
+        read = outcome.logits[at].argmax(-1).tolist()
+        for number, own, guesses in zip(riding, columns, read, strict=True):
+            self._rows[number].advance(guesses[: len(own)])
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
         device = getattr(self.target, "device", torch.device("cpu"))

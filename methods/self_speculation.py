@@ -20,6 +20,8 @@ from specbench.decoding.layer_search import SEEN, LayerSearch, agreement
 from specbench.models.device import send
 from specbench.models.target import Target
 
+RATIO = 0.45  # of the layers, left out by a search
+
 
 class SelfSpeculation(Drafter):
     """A chain drafted by the target without some of its layers, over the target's own weights and KV cache.
@@ -35,7 +37,7 @@ class SelfSpeculation(Drafter):
         search: while a request is being answered, try sets of `ratio` of the layers on its first 16 tokens, one a
             round and at most 16, and keep the best (SWIFT; its sets are of half layers, these of whole ones). A try
             costs one pass of the shortened model over 16 tokens. The rows of a batch share a set.
-        ratio: the share of the layers that `search` leaves out.
+        ratio: the share of the layers that `search` leaves out; 0.45 unless given.
         warm: with `search`, go on from the best set of the question before.
         k: tokens proposed a round, or auto.
         threshold: stop *after* a token the draft gave less than this; costs a device read a pass, 0 is off.
@@ -48,7 +50,7 @@ class SelfSpeculation(Drafter):
         skip: list[int] | None = None,
         exit: int | None = None,
         search: bool = False,
-        ratio: float = 0.45,
+        ratio: float | None = None,
         warm: bool = False,
         k: K = 4,
         threshold: float = 0.0,
@@ -58,6 +60,8 @@ class SelfSpeculation(Drafter):
             raise ValueError("skip, exit and search exclude each other")
         if warm and not search:
             raise ValueError("warm=true needs search=true: nothing else is learned")
+        if ratio is not None and not search:
+            raise ValueError("ratio needs search=true: skip and exit name the layers themselves")
         if not 0 <= threshold <= 1:
             raise ValueError("threshold must lie in [0, 1]")
         depth = target.config.num_hidden_layers
@@ -65,7 +69,7 @@ class SelfSpeculation(Drafter):
             raise ValueError("the target has one layer only, there is none to leave out")
         self.warm, self.threshold = warm, threshold
         self.length = draft_length(k)
-        self.search = LayerSearch(depth, ratio) if search else None
+        self.search = LayerSearch(depth, RATIO if ratio is None else ratio) if search else None
         self._layers = _layers(depth, skip, exit)
         self.max_nodes = max(self.length.longest, SEEN if search else 0)
 
@@ -120,8 +124,12 @@ class SelfSpeculation(Drafter):
         return self.length.proposed(drafts)
 
     def _try_layers(self, search: LayerSearch) -> None:
-        """One step of the search, once every row that goes on has the tokens to judge by."""
-        if search.done:
+        """One step of the search, once every row that goes on has the tokens to judge by.
+
+        None while costs are measured: a try costs the same after a round of any length, and its pass would be taken
+        for a part of those rounds that happen to come after the first `SEEN` tokens.
+        """
+        if search.done or self.length.forced is not None:
             return
         new = [len(text) - prompt for text, prompt in zip(self._texts, self._prompts, strict=True)]
         if any(n <= SEEN and not over for n, over in zip(new, self._finished, strict=True)):

@@ -9,11 +9,13 @@ there, nothing is kept between prompts unless `warm=true`, and the rows of a bat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 
+from specbench.decoding.answers import Answers
 from specbench.decoding.draft import Draft, Drafter, Outcome
-from specbench.decoding.suffix_tree import Answers, Rule, Speculation, SuffixTree, Text
+from specbench.decoding.suffix_tree import Rule, Speculation, SuffixTree, Text
 
 
 class Suffix(Drafter):
@@ -21,11 +23,13 @@ class Suffix(Drafter):
 
     Options:
         k: most tokens proposed.
-        factor, offset: no more than factor x length of the match + offset.
+        factor, offset: no more than factor x length of the match + offset; a negative offset leaves short matches
+            unused.
         min_prob: no token that fewer than this share of the occurrences led to.
         tree: branch where occurrences went different ways; else propose a chain.
         depth: longest match and continuation together.
-        answers: answers kept in the tree of answers, the oldest leaving first; 0 for no such tree.
+        answers: answers kept in the tree of answers, the oldest leaving first; 0 for no such tree. A token kept takes
+            about half a kilobyte, and those that left up to as much again until the tree is made anew of the others.
         warm: keep the answers of earlier prompts, for every row; else each prompt has a tree of its own answer.
     """
 
@@ -45,6 +49,8 @@ class Suffix(Drafter):
         super().__init__(target)
         if k < 1 or depth < 2 or answers < 0 or factor < 0:
             raise ValueError("k must be at least 1, depth at least 2, factor and answers at least 0")
+        if not (isfinite(factor) and isfinite(offset)):
+            raise ValueError("factor and offset must be finite")
         if not 0 <= min_prob <= 1:
             raise ValueError("min_prob must lie in [0, 1]")
         if warm and not answers:

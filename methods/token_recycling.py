@@ -64,7 +64,7 @@ class TokenRecycling(Drafter):
             last = send(self._last, outcome.logits.device)[:, None]
             self.learn(last, torch.ones_like(last, dtype=torch.bool), outcome.logits)
         else:
-            self.learn(outcome.tree.tokens, outcome.tree.live, outcome.logits)
+            self.learn(outcome.tree.tokens, outcome.tree.verified, outcome.logits)
         self._last = [new[-1] if new else old for new, old in zip(outcome.tokens, self._last, strict=True)]
 
     def learn(self, tokens: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> None:

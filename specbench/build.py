@@ -134,6 +134,8 @@ def make(spec: Spec, target: Target, config: RunConfig) -> Drafter | Method:
     Raises:
         SpecbenchError: options it refuses, or a drafter that cannot be had.
     """
+    from specbench.decoding.tree import check_nodes
+
     cls = find_method(spec.name)
     options = convert_options(cls, spec)
     known = options_of(cls)
@@ -147,7 +149,8 @@ def make(spec: Spec, target: Target, config: RunConfig) -> Drafter | Method:
         registered = _registered_drafts(config.target, spec.name)
         options["draft"] = config.draft or default_draft(config.target, registered)
     try:
-        return cls(target, **options)
+        made = cls(target, **options)
+        check_nodes(getattr(made, "max_nodes", 0))
     except SpecbenchError:
         raise
     except (ValueError, TypeError) as error:
@@ -158,6 +161,7 @@ def make(spec: Spec, target: Target, config: RunConfig) -> Drafter | Method:
         raise SpecbenchError(
             f"{spec.label} cannot be set up: {first_line(error)}", "mend the method, or leave it out"
         ) from error
+    return made
 
 
 def _part(spec: Spec, whole: Spec, target: Target, config: RunConfig) -> Drafter:

@@ -11,6 +11,7 @@ import gc
 import itertools
 import json
 import os
+import sys
 import tempfile
 import time
 from array import array
@@ -29,7 +30,7 @@ WHOLE_PASSES, INTERLEAVED = "whole passes", "interleaved"  # a manifest's `sched
 REFERENCE = "reference"  # the folder under results/ whose runs are committed: baselines
 
 
-@dataclass
+@dataclass(slots=True)
 class Rounds:
     """The rounds of one trial after its prefill, as columns of equal length. A column is None where unknown.
 
@@ -64,7 +65,7 @@ class Rounds:
         return len(self.emitted) if self.count is None else sum(self.count)
 
 
-@dataclass
+@dataclass(slots=True)
 class Trial:
     """One request: one line of `trials.jsonl`. Field names are the schema; unknown is None.
 
@@ -137,6 +138,8 @@ class Trial:
         return cls(**values)
 
 
+_NAMES = ("task", "question", "category", "method", "batch", "state", "finish", "excluded")
+_FACTS = ("spans", "memory", "nvml", "agreement", "acceptance")
 _TRIAL, _ROUNDS = (frozenset(f.name for f in fields(cls)) for cls in (Trial, Rounds))
 
 
@@ -280,6 +283,7 @@ def _read_trials(file: Path) -> tuple[list[Trial], bool]:
             try:
                 trial = Trial.from_json(json.loads(line))
                 trial.output_ids = list(map(ids.setdefault, trial.output_ids, trial.output_ids))
+                _share_names(trial)
                 trials.append(trial)
             except (ValueError, TypeError, AttributeError) as error:
                 if next(lines, None) is None:
@@ -288,6 +292,16 @@ def _read_trials(file: Path) -> tuple[list[Trial], bool]:
                     f"{file} line {number} is not a trial: {error}", "restore the file, or remove that line"
                 ) from error
     return trials, False
+
+
+def _share_names(trial: Trial) -> None:
+    """One object a name, however many trials bear it."""
+    for name in _NAMES:
+        if isinstance(value := getattr(trial, name), str):
+            setattr(trial, name, sys.intern(value))
+    for name in _FACTS:
+        if isinstance(facts := getattr(trial, name), dict):
+            setattr(trial, name, {sys.intern(key): value for key, value in facts.items()})
 
 
 @contextlib.contextmanager
@@ -334,9 +348,18 @@ def find_runs(results: Path, names: Sequence[str] = ()) -> list[Path]:
         candidates = [results / name, results / REFERENCE / name, Path(name)]
         path = next((c for c in candidates if (c / MANIFEST).is_file()), None)
         if path is None:
-            raise SpecbenchError(f"there is no run {name!r} in {results}", "see `specbench ls runs`")
+            raise SpecbenchError(
+                f"there is no run {name!r} in {results}",
+                "see `specbench ls runs` and `specbench baseline show`",
+            )
         found.append(path)
     return found
+
+
+def find_baseline(results: Path, name: str) -> Path | None:
+    """The folder of a saved baseline, by its name or a path; None where there is none."""
+    candidates = [results / REFERENCE / name, Path(name)]
+    return next((c for c in candidates if (c / MANIFEST).is_file()), None)
 
 
 def list_runs(results: Path) -> list[Path]:

@@ -20,9 +20,10 @@ from parity_fixture import METHODS, Fixture, Golden
 from parity_record import Difference, first_difference, trim
 from parity_scores import NodeScores
 
+from specbench.decoding.answers import Answers
 from specbench.decoding.draft import Draft
 from specbench.decoding.static_tree import StaticTree
-from specbench.decoding.suffix_tree import Answers, Rule, Speculation, SuffixTree, Text
+from specbench.decoding.suffix_tree import Rule, Speculation, SuffixTree, Text
 
 NEVER = 10**6  # a budget that cuts nothing
 _, suffix_options = METHODS["suffixdecoding"]

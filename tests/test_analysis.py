@@ -396,3 +396,11 @@ def test_extracts() -> None:
     assert run["argv"] == ["specbench", "run"]
     assert run["start"] is None
     assert run["drafters"] == {"draft-model:k=4": "small"}
+
+
+def test_tau_is_never_said_to_be_below_one() -> None:
+    """One question of six accepts nearly everything: the interval of the sums alone would reach below."""
+    fast = [{"accepted": a} for a in ([0] * 30, [0] * 20, [0, 0, 1] * 9, [4] * 12, [0] * 25, [0, 1] * 10)]
+    found = [t for i, f in enumerate(fast) for t in block(f"q{i}", i, {"vanilla": {}, "fast": f})]
+    tau = row_of(found, "fast")["tau"]
+    assert tau["low"] == 1.0 < tau["point"] < tau["high"]

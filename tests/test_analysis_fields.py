@@ -81,7 +81,13 @@ def test_closed_form_meets_a_machine_that_is_as_it_assumes() -> None:
 def test_closed_form_of_a_machine_that_often_has_no_draft() -> None:
     """40% of the rounds have none, as prompt-lookup's; a 0.8, k 4, c 0.2: the truth can be worked out."""
     chance, depth, cost, share = 0.8, 4, 0.2, 0.6
-    of_625 = {0: 125, 1: 100, 2: 80, 3: 64, 4: 256}  # exactly: 500 accept one or more, 400 two, 320 three, 256 four
+    of_625 = {
+        0: 125,
+        1: 100,
+        2: 80,
+        3: 64,
+        4: 256,
+    }  # exactly: 500 accept one or more, 400 two, 320 three, 256 four
     accepted = np.repeat([*of_625, 0], [*(3 * np.array([*of_625.values()])), 1250])
     depths = np.repeat([depth, 0], [1875, 1250])
     times = {"draft_s": cost * depths, "verify_s": np.ones(len(depths)), "round_s": 1 + cost * depths}

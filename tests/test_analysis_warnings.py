@@ -80,6 +80,22 @@ def test_warns_of_a_wide_interval_and_says_how_many() -> None:
     assert int(words[1]) > 6
 
 
+def test_names_the_tasks_of_a_wide_interval_in_the_same_line() -> None:
+    def asked(task: str, questions: int, step: float) -> list[Trial]:
+        fast = ({"seconds": 3.0 + step * (i % 7), "accepted": [4, 4]} for i in range(questions))
+        return [
+            t for i, f in enumerate(fast) for t in block(f"q{i}", i, {"vanilla": {}, "fast": f}, task=task)
+        ]
+
+    one = asked("chat", 40, 0.01) + asked("code", 40, 0.01)
+    assert "wide-interval" not in warnings_of(one)
+    found = warnings_of([*one, *asked("structured", 6, 3.0), *asked("odd", 5, 4.0)])["wide-interval"]
+    assert found["message"].endswith("too wide to rank (above ±30%) on odd, structured")
+    assert "chat" not in found["message"]
+    alone = warnings_of(asked("structured", 6, 3.0))["wide-interval"]  # the overall row is the task's
+    assert "rank" not in alone["message"]
+
+
 @pytest.mark.parametrize(("gap", "said"), [(1e-5, "all at near-ties"), (0.5, "a bug"), (None, "a bug")])
 def test_warns_of_outputs_that_differ(gap: float | None, said: str) -> None:
     trials = blocks(6, {"vanilla": {}, "fast": {"seconds": 9.0, "lossless": True}})
@@ -100,6 +116,13 @@ def test_warns_of_token_totals_under_greedy_only() -> None:
         in warnings_of(trials, config={"temperature": 0})["token-totals"]["message"]
     )
     assert "token-totals" not in warnings_of(trials, config={"temperature": 0.7})
+
+
+def test_the_cure_of_imported_token_totals_is_none_of_our_options() -> None:
+    trials = blocks(6, {"vanilla": {}, "fast": {"output_tokens": 12}})
+    found = warnings_of(trials, config={"temperature": 0}, imported={"format": "vllm"})["token-totals"]
+    assert "--dtype" not in found["cure"]
+    assert "that benchmark" in found["cure"]
 
 
 def test_warns_of_random_weights_and_passes_on_what_the_store_said() -> None:

@@ -106,7 +106,28 @@ def test_show(results: Path) -> None:
     assert "vanilla, fast" in one
     assert "speedup" in one
     assert json.loads(call(results, "show", "good", "--json").out)["runs"][0]["name"] == "good"
-    assert call(results, "show", "bad").code == 2
+    bad = call(results, "show", "bad")
+    assert bad.code == 2
+    assert bad.err.splitlines() == [
+        f"error: there is no baseline 'bad' in {results / 'reference'}",
+        "  hint: see `specbench baseline show`",
+    ]
+
+
+def test_show_prints_no_hidden_characters(results: Path) -> None:
+    nasty = "x\x1b[31m\u202e"
+    given = [t for t in trials(tasks=(nasty,)) if t.method == "vanilla"]
+    changed = {
+        "target__name": nasty,
+        "tasks": [{"name": nasty}],
+        "methods": [{"label": nasty}],
+        "start": nasty,
+    }
+    write_run(results / "reference" / "bad", given, machine={"cpu": {"model": nasty}}, **changed)
+    for words in ((), ("bad",)):
+        out = call(results, "show", *words).out
+        assert "x\\x1b[31m\\u202e" in out.replace("\n", "")
+        assert not set("\x1b\u202e") & set(out)
 
 
 def test_the_committed_baseline() -> None:

@@ -250,6 +250,14 @@ def test_nested_mistakes_are_found_before_anything_is_loaded(spec: str, said: st
         ("cascade:first=(hf-generate),then=(suffix)", "cascade: hf-generate is no drafter"),
         ("cascade:first=(suffix:k=0),then=(suffix)", "suffix:k=0: k must be at least 1"),
         ("cascade:first=(suffix),then=(draft-model)", "draft-model needs a draft model"),
+        ("cascade:first=(lookahead),then=(lookahead)", "only one of a cascade's methods can be lookahead"),
+        ("cascade:first=(lookahead),then=(sam:fallback=(lookahead))", "only one of a cascade's methods"),
+        ("lookahead:guess=1000000", "lookahead:guess=1000000: a draft of up to 4000027 nodes is too large"),
+        ("lookahead:level=2000000000", "is too large, 1024 is the most"),
+        ("suffix:k=1000000", "a draft of up to 1000000 nodes is too large, 1024 is the most"),
+        ("sam:k=1025", "a draft of up to 1025 nodes"),
+        ("prompt-lookup:k=1000000", "a draft of up to 1000000 nodes"),
+        ("cascade:first=(suffix:k=1025),then=(suffix)", "^suffix:k=1025: a draft of up to 1025 nodes"),
     ],
 )
 def test_what_cannot_be_made(spec: str, said: str) -> None:

@@ -59,6 +59,16 @@ def test_ls_runs_with_a_damaged_one(place: Workplace, tmp_path: Path) -> None:
     assert "complete" in next(line for line in result.out.splitlines() if line.startswith("good"))
 
 
+def test_ls_runs_prints_no_hidden_characters(tmp_path: Path) -> None:
+    nasty = "x\x1b[31m\u202e"
+    (tmp_path / nasty).mkdir()
+    manifest = {"target": {"name": nasty}, "methods": [{"label": nasty}], "status": nasty, "start": nasty}
+    (tmp_path / nasty / "manifest.json").write_text(json.dumps(manifest))
+    out = specbench("ls", "runs", "--output", tmp_path).out
+    assert out.count("x\\x1b[31m\\u202e") == 5
+    assert not set("\x1b\u202e") & set(out)
+
+
 def test_ls_runs_where_there_is_none(tmp_path: Path) -> None:
     assert specbench("ls", "runs", "--output", tmp_path / "x").out == f"no runs in {tmp_path / 'x'}\n"
     assert specbench("ls", "runs", "--output", tmp_path / "x", "--json").out == "[]\n"

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ from tiny_folder import specbench
 
 from specbench.analysis.compare import compare
 from specbench.report.ci import github_action_benchmark, junit
-from specbench.report.comparison import headline, markdown, terminal
+from specbench.report.comparison import change, headline, markdown, terminal
+from specbench.store import Trial
 
-NASTY = "<script>alert(1)</script>|`x`](javascript:alert(1))\n# head\x1b[31m"
+NASTY = "<script>alert(1)</script>|`x`](javascript:alert(1))\n# head\x1b[31m\u202e"
+
+
+def without(method: str, **fields: Any) -> list[Trial]:
+    """Both methods and a third, `steady`, without one of them."""
+    given = trials(**fields)
+    steady = [replace(t, method="steady") for t in given if t.method == "fast"]
+    return [t for t in [*given, *steady] if t.method != method]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +39,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "away", trials(), machine_fingerprint="m2")
     write_run(folder / "other", trials(), target__dtype="bfloat16")
     write_run(folder / "reference" / "kept", trials())
+    write_run(folder / "lost", without("fast", memory={"peak_bytes": 1000}))
+    write_run(folder / "both", trials())
+    write_run(folder / "reference" / "both", trials(slower=1.25))
     return folder
 
 
@@ -86,9 +98,54 @@ def test_limits_of_each_metric(results: Path) -> None:
     assert found["limits"] == {"speedup": 0.7, "tau": 0.9}
 
 
+def test_a_bare_limit_never_loosens_tau(results: Path) -> None:
+    def limits(*given: Any) -> dict[str, float]:
+        return json.loads(call(results, "base", "slow", *given, "--json").out)["limits"]
+
+    assert limits("--fail-below", 0.9) == {"speedup": 0.9, "tau": 0.98}
+    assert limits("--fail-below", 0.99) == {"speedup": 0.99, "tau": 0.99}
+    assert limits("--fail-below", "tau=0.9") == {"speedup": 0.95, "tau": 0.9}
+    alone = call(results, "base", "slow", "--metric", "tau", "--fail-below", 0.9)
+    assert alone.code == 2
+    assert "--fail-below tau=0.9" in alone.err
+
+
+def test_a_lost_method_is_counted_and_strict_fails(results: Path, tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", without(""))
+    lenient = call(results, base, "lost")
+    assert lenient.code == 0
+    last = lenient.out.strip().splitlines()[-1]
+    assert last == "2 no change; by task: 4 no change; 1 method not compared"
+    case = ET.fromstring(call(results, base, "lost", "--format", "junit").out).find(
+        ".//testcase[@name='fast']"
+    )
+    assert case is not None
+    assert (case[0].tag, case[0].get("message")) == ("skipped", "fast: only in BASE")
+
+    strict = call(results, base, "lost", "--strict")
+    assert strict.code == 1
+    assert strict.out.strip().splitlines()[-1].startswith("2 regressed, 2 no change")
+    root = ET.fromstring(call(results, base, "lost", "--strict", "--overall", "--format", "junit").out)
+    assert (root.get("failures"), root.get("skipped")) == ("2", "0")
+    assert call(results, "lost", base, "--strict").code == 0  # a method more is no loss
+    assert "--strict" in specbench("compare", "--help").out
+
+
+def test_strict_leaves_a_check_of_the_machine_out(results: Path, tmp_path: Path) -> None:
+    again = [replace(t, method="vanilla-again") for t in trials() if t.method == "vanilla"]
+    base = write_run(tmp_path / "base", [*trials(), *again])
+    assert call(results, base, "same", "--strict").code == 0
+
+
 def test_a_baseline_is_found_by_name(results: Path) -> None:
     assert call(results, "kept", "same").code == 0
     assert call(results, results / "reference" / "kept", "same").code == 0
+
+
+def test_as_base_a_baseline_comes_before_a_run_of_that_name(results: Path) -> None:
+    found = json.loads(call(results, "both", "both", "--json").out)
+    paths = [found[side]["path"] for side in ("base", "new")]
+    assert paths == [str(results / "reference" / "both"), str(results / "both")]
 
 
 def test_the_table(results: Path) -> None:
@@ -178,6 +235,11 @@ def test_junit_stays_xml() -> None:
     cases = root.findall(".//testcase")
     assert len(cases) == int(root.get("tests", 0)) == 4
     assert "<script>alert(1)</script>" in (cases[0].get("name") or "")
+    for element in root.iter():
+        assert not re.search("[\n\x1b\u202e]", "".join(element.attrib.values()))
+    text = github_action_benchmark(nasty())
+    assert "\u202e" not in text
+    assert all("\n" not in entry["name"] + entry["extra"] for entry in json.loads(text))
 
 
 def test_junit_has_a_case_a_row() -> None:
@@ -208,6 +270,13 @@ def test_github_action_benchmark_has_its_fields() -> None:
         "fast speedup on code",
         "fast speedup overall",
     }
+
+
+def test_nothing_is_no_change_below_zero(results: Path) -> None:
+    row = {"change": {"low": 0.99999, "point": 1.0, "high": 1.00001}}
+    assert change(row) == "0.0% [0.0%, 0.0%]"
+    given = [write_run(results / f"chat{i}", trials(tasks=("chat",))) for i in range(2)]
+    assert "1 row of tasks shows no change or rests on" in call(results, *given, "--metric", "tau").out
 
 
 def test_the_headline_counts_overall_rows_apart() -> None:

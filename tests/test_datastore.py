@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import importlib
 import json
 import mmap
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from tiny_folder import Workplace, save_folder, specbench
 
 from specbench.errors import SpecbenchError
-from specbench.models.datastore import FACTS, SUFFIXES, TOKENS, Datastore, open_datastore
+from specbench.models.datastore import FACTS, SUFFIXES, TOKENS, Datastore, Shard, open_datastore
 from specbench.models.datastore_build import build
 from specbench.models.load import load_tokenizer
 from specbench.models.suffix_array import suffix_array
@@ -224,7 +225,7 @@ def facts(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no facts": (lambda path: (path / FACTS).unlink(), "is no datastore"),
+    "no facts": (lambda path: (path / FACTS).unlink(), "is no datastore: there is no datastore.json in it$"),
     "facts no JSON": (lambda path: (path / FACTS).write_text("{"), "is no datastore"),
     "facts a list": (lambda path: (path / FACTS).write_text("[]"), "is no datastore"),
     "newer": (facts(lambda known: known.update(schema=99)), "is of a newer form"),
@@ -239,6 +240,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "floats": (
         lambda path: np.save(path / TOKENS, np.load(path / TOKENS).astype(float)),
         "do not fit together",
+    ),
+    "a matrix": (
+        lambda path: np.save(path / SUFFIXES, np.load(path / SUFFIXES)[:, None]),
+        "do not fit together",
+    ),
+    "a single number": (lambda path: np.save(path / SUFFIXES, np.int32(3)), "do not fit together"),
+    "places after the end": (
+        lambda path: np.save(path / SUFFIXES, np.load(path / SUFFIXES) + 10_000),
+        "a place outside its text",
+    ),
+    "places before the beginning": (
+        lambda path: np.save(path / SUFFIXES, np.load(path / SUFFIXES) - 1),
+        "a place outside its text",
     ),
 }
 
@@ -260,6 +274,80 @@ def test_a_damaged_official_file(tmp_path: Path, change: list[int]) -> None:
     path.write_bytes(data[:stop] + (data[start:] if start > stop else b""))
     with pytest.raises(SpecbenchError, match="is no datastore of REST"):
         open_datastore(str(path))
+
+
+def test_official_places_outside_the_text(tmp_path: Path) -> None:
+    path = tiny_datastore.write_official(tmp_path / "a.idx", [[3, 1, 2, 3, 1]])
+    path.write_bytes(path.read_bytes()[:-4] + (5).to_bytes(4, "little"))
+    with pytest.raises(SpecbenchError, match="a place outside its text"):
+        open_datastore(str(path))
+
+
+@pytest.mark.parametrize("place", [-1, 6])
+def test_places_outside_the_text_that_opening_did_not_meet(place: int) -> None:
+    good = tiny_datastore.shard([1, 2, 1, 2, 1, 2])
+    for entry in range(6):
+        suffixes = good.suffixes.copy()
+        suffixes[entry] = place
+        bad = Shard(good.tokens, suffixes)
+        for look in (
+            lambda: bad.continues(range(entry, 6), 1, 9),  # noqa: B023
+            lambda: bad.following(range(entry, 6), 1, 2, 9),  # noqa: B023
+            lambda: bad.first_following(range(entry, 6), 1, 2, 9),  # noqa: B023
+        ):
+            with pytest.raises(SpecbenchError, match="a place outside its text"):
+                look()
+    with pytest.raises(SpecbenchError, match="a place outside its text"):
+        Shard(good.tokens, np.full(6, place, dtype=np.int32)).find([1])
+
+
+def test_who_it_is_follows_from_its_tokens(tmp_path: Path, tokenizer: Any) -> None:
+    def identity(text: str) -> dict[str, Any]:
+        (tmp_path / "a.txt").write_text(text)
+        build([tmp_path / "a.txt"], tokenizer, "tiny", tmp_path / "s", fresh=True)
+        return open_datastore(str(tmp_path / "s")).identity()
+
+    first, second = identity("abc"), identity("abd")
+    assert first["tokens"] == second["tokens"]
+    assert first["sha256"] != second["sha256"]
+    assert identity("abc") == first
+    tokens = open_datastore(str(tmp_path / "s")).shards[0].tokens
+    assert hashlib.sha256(tokens.tobytes()).hexdigest() == identity("abc")["sha256"]
+    official = tiny_datastore.write_official(tmp_path / "a.idx", [tokens.tolist()])
+    assert open_datastore(str(official)).identity()["sha256"] == first["sha256"]
+
+
+def test_a_datastore_of_other_files_is_not_replaced_unasked(tiny_target: Path, tmp_path: Path) -> None:
+    one, other, output = tmp_path / "a" / "text.txt", tmp_path / "b" / "text.txt", tmp_path / "s"
+    for file in (one, other):
+        file.parent.mkdir()
+        file.write_text(file.parent.name)
+
+    def built(file: Path, *more: object) -> Any:
+        return specbench("datastore", "build", file, "--target", tiny_target, "--output", output, *more)
+
+    assert "replaces" not in built(one).err
+    assert f"replaces {output}, of the same files" in built(one).err
+    refused = built(other)
+    assert refused.code == 2
+    assert refused.error_lines[0].endswith(f"{output} is a datastore of other files: {one}")
+    assert "--fresh" in refused.error_lines[1]
+    assert open_datastore(str(output)).facts["files"] == [str(one)]
+    result = built(other, "--fresh")
+    assert result.code == 0
+    assert f"replaces {output}, of other files" in result.err
+    assert open_datastore(str(output)).facts["files"] == [str(other)]
+    (output / FACTS).write_text("{")
+    assert built(other).code == 2
+    assert built(other, "--fresh").code == 0
+
+
+def test_the_help_names_both_methods_that_use_it() -> None:
+    for arguments in (["--help"], ["datastore", "--help"], ["datastore", "build", "--help"]):
+        lines = specbench(*arguments).out.splitlines()
+        text = "\n".join(line for line in lines if "atastore" in line)
+        assert "rest" in text
+        assert "sam" in text
 
 
 def test_a_datastore_of_another_tokenizer(made: Path, tiny_target: Path, tmp_path: Path) -> None:

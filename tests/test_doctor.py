@@ -53,7 +53,18 @@ HEALTHY: dict[str, Any] = {
     },
     "hub": {"endpoint": "https://hub", "offline": False, "reachable": True},
     "bandwidth": {"cpu": {"copy_gb_s": 20.0, "read_gb_s": 21.0, "buffer_bytes": 1, "threads": 2}},
+    "clocks": {"cuda:0": None},
+    "graphs": {"cuda:0": None},
     "fingerprint": "abc",
+}
+CLOCK = {"host_s": 0.05, "events_s": 0.049, "difference": 0.02, "agrees": False}
+GRAPHS = {
+    "dtype": "float32",
+    "agreement": {"vanilla": 1.0, "tree": 0.5},
+    "shapes": ["2x1x64"],
+    "eager": None,
+    "reads": 1.0,
+    "passed": False,
 }
 GPU_NOW = {"used_bytes": 1e9, "total_bytes": 80e9, "throttle_reasons": []}
 GPU = {"nvml": True, "why_not": None, "driver_gpus": 1, "torch_gpus": 1, "now": [GPU_NOW], "warnings": []}
@@ -97,6 +108,9 @@ def test_a_healthy_machine_has_no_problems() -> None:
             {"gpu": {**GPU, "now": [None, {**GPU_NOW, "throttle_reasons": ["hw_thermal"]}]}},
             "cuda:1 is slowed",
         ),
+        ({"clocks": {"cuda:0": [CLOCK]}}, "differ by 2.0% from the host's clock over 50 ms"),
+        ({"graphs": {"cuda:0": [GRAPHS]}}, "graphs in float32 say something else"),
+        ({"graphs": {"cuda:0": [{**GRAPHS, "eager": "no memory"}]}}, "no CUDA graphs (no memory)"),
         ({"unmet": ["datasets 1.0 is installed, datasets>=3 is needed"]}, "datasets 1.0"),
     ],
 )

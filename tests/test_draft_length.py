@@ -15,12 +15,13 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_self_speculation import idle
 
 from specbench.analysis.closed_form import LONGEST as CLOSED_FORM_LONGEST
 from specbench.analysis.closed_form import speedup
 from specbench.build import Named
 from specbench.config import RunConfig
-from specbench.decoding.draft import Draft
+from specbench.decoding.draft import Draft, Drafter
 from specbench.decoding.draft_length import (
     LONGEST,
     AdaptiveLength,
@@ -37,6 +38,7 @@ from specbench.draft_costs import learn_costs
 from specbench.errors import SpecbenchError
 from specbench.manifest import FIXED, resumed
 from specbench.measure.clock import Clock, HostStamps, NullClock
+from specbench.measure.cpu import CpuProbe
 from specbench.models.target import Target
 from specbench.spec import Spec, convert_options, parse_spec
 
@@ -237,11 +239,16 @@ class Passes(HostStamps):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=["greedy", "sampled"])
-def test_costs_are_of_rounds_of_each_length(llama: Target, sampling: Sampling, rows: int) -> None:
+@pytest.mark.parametrize("accepted", ["little", "everything"])
+def test_costs_are_of_rounds_of_each_length(
+    llama: Target, accepted: str, sampling: Sampling, rows: int
+) -> None:
+    """A target without whose layers nothing changes is foretold in full, and soon a layer search has its tokens."""
+    target = llama if accepted == "little" else idle(*range(4), layers=4)
     for name, make in DRAFTERS.items():
-        stamps = Passes(llama)
-        drafter = make(llama)
-        found = rehearse(llama, drafter, rows, sampling, clock=lambda device, s=stamps: Clock(device, s))
+        stamps = Passes(target)
+        drafter = make(target)
+        found = rehearse(target, drafter, rows, sampling, clock=lambda device, s=stamps: Clock(device, s))
         stamps.handle.remove()
         own = name == "self-speculation"  # its draft passes, one a token, are the target's too
         assert found == {k: 1 + k + own * k for k in (1, 2, 4, 8, 16)}, name
@@ -260,7 +267,9 @@ def test_costs_need_room(llama: Target) -> None:
     short.context = 90
     assert set(rehearse(short, PromptLookup(short, k="auto"), 1)) == {1, 2, 4, 8}
     short.context = 60
+    passes = Passes(short)
     assert rehearse(short, PromptLookup(short, k="auto"), 1) == {}
+    assert passes.widths == []
 
 
 def test_parts_of_a_cascade_are_found(llama: Target) -> None:
@@ -269,16 +278,75 @@ def test_parts_of_a_cascade_are_found(llama: Target) -> None:
     assert list(adaptive_parts(drafter)) == [inner, inner]
 
 
-def learn(target: Target, folder: Path, label: str = "prompt-lookup:k=auto", **options: Any) -> Named:
-    named = Named(label, Spec(label), DraftVerify(target, PromptLookup(target, k="auto")))
+def learn(
+    target: Target,
+    folder: Path,
+    label: str = "prompt-lookup:k=auto",
+    heard: list[str] | None = None,
+    drafter: Drafter | None = None,
+    **options: Any,
+) -> Named:
+    named = Named(label, Spec(label), DraftVerify(target, drafter or PromptLookup(target, k="auto")))
     config = RunConfig(target="tiny", methods=(label,), tasks=("t",), **options)
     learn_costs([named, Named("vanilla", Spec("vanilla"), DraftVerify(target, PromptLookup(target)))],
-                target, config, folder)  # fmt: skip
+                target, config, folder, [].append if heard is None else heard.append)  # fmt: skip
     return named
 
 
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A processor probe that sees others while `contended` says so."""
+    seen = SimpleNamespace(contended=False)
+    monkeypatch.setattr(CpuProbe, "stop", lambda self: seen)
+    return seen
+
+
+def test_disturbed_costs_serve_one_run(
+    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: SimpleNamespace
+) -> None:
+    counter: Iterator[int] = itertools.count(1)
+    monkeypatch.setattr("specbench.draft_costs.rehearse", lambda *args: {1: next(counter)})
+    probe.contended, heard = True, []
+    assert learn(llama, tmp_path, heard=heard).method.drafter.length.costs == {1: {1: 1}}
+    assert list(tmp_path.iterdir()) == []
+    assert len(heard) == 2
+    assert "busy" in heard[1]
+    probe.contended, heard = False, []
+    for _ in range(2):
+        assert learn(llama, tmp_path, heard=heard).method.drafter.length.costs == {1: {1: 2}}
+    assert len(heard) == 1
+
+
+def test_a_method_is_announced_once_with_the_way_to_measure_again(
+    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: SimpleNamespace
+) -> None:
+    monkeypatch.setattr("specbench.draft_costs.rehearse", lambda *args: {1: 1.0})
+    first, then = PromptLookup(llama, k="auto"), PromptLookup(llama, k="auto", ngram=1)
+    options = {"drafter": Cascade(llama, first=first, then=then), "batch_sizes": (1, 4)}
+    heard: list[str] = []
+    learn(llama, tmp_path, "both", heard, **options)
+    (said,) = heard
+    assert "both" in said
+    assert "batch size 1, 4" in said
+    kept = set(tmp_path.iterdir())
+    (pattern,) = [word.rstrip(";") for word in said.split() if str(tmp_path) in word]
+    assert len(kept) == 4
+    assert set(tmp_path.glob(Path(pattern).name)) == kept
+
+
+def test_no_room_for_any_length_is_found_out_once(
+    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: SimpleNamespace
+) -> None:
+    monkeypatch.setattr("specbench.draft_costs.rehearse", lambda *args: {})
+    learn(llama, tmp_path)
+    monkeypatch.setattr("specbench.draft_costs.rehearse", lambda *args: pytest.fail("measured again"))
+    heard: list[str] = []
+    assert learn(llama, tmp_path, heard=heard).method.drafter.length.costs == {}
+    assert heard == []
+
+
 def test_costs_are_measured_once_and_kept(
-    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: SimpleNamespace
 ) -> None:
     counter: Iterator[int] = itertools.count(1)
     monkeypatch.setattr("specbench.draft_costs.rehearse", lambda *args: {1: next(counter), 16: 50.0})
@@ -294,9 +362,11 @@ def test_costs_are_measured_once_and_kept(
         assert learn(llama, tmp_path, **other).method.draft_costs != first.method.draft_costs
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"1": "much"}', '{"one": 1}', "{}"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"1": "much"}', '{"one": 1}', '{"1": 0}', '{"0": 1}', '{"1": NaN}']
+)
 def test_spoilt_costs_are_measured_again(
-    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+    llama: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: SimpleNamespace, content: str
 ) -> None:
     monkeypatch.setattr("specbench.draft_costs.rehearse", lambda *args: {1: 1.5})
     learn(llama, tmp_path)

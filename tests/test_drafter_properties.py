@@ -40,6 +40,11 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
         "cascade",
         {"first": ("lookahead", {"level": 3}), "then": ("suffix", {"tree": True})},
     ),
+    "cascade that ends in probes": (
+        "cascade",
+        {"first": ("prompt-lookup", {"k": 3}), "then": ("lookahead", {"level": 4, "window": 3, "guess": 2})},
+    ),
+    "sam with probes": ("sam", {"threshold": 2, "fallback": ("lookahead", {"level": 4, "window": 3})}),
 }
 
 

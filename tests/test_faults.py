@@ -214,7 +214,7 @@ def test_nothing_measured_is_exit_2(fresh: Workplace, tmp_path: Path) -> None:
 # -- a machine that is not quiet -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", ["contended", "throttled"])
+@pytest.mark.parametrize("reason", ["contended", "throttled", "captured"])
 def test_a_disturbed_block_is_measured_once_more(fresh: Workplace, reason: str) -> None:
     """The third trial of the run is disturbed, and so is every trial of the repeated block."""
     real, calls = CpuProbe.stop, []
@@ -227,7 +227,15 @@ def test_a_disturbed_block_is_measured_once_more(fresh: Workplace, reason: str) 
     def throttled(_window: Any) -> bool:
         return reason == "throttled" and 3 <= len(calls) <= 6
 
-    with mock.patch.object(CpuProbe, "stop", stop), mock.patch("specbench.runner.throttled", throttled):
+    def made() -> int:
+        """One more pass by the end of trials 3 to 6 than at their beginning."""
+        return min(max(len(calls), 2), 6) if reason == "captured" else 0
+
+    with (
+        mock.patch.object(CpuProbe, "stop", stop),
+        mock.patch("specbench.runner.throttled", throttled),
+        mock.patch("specbench.trial.made", made),
+    ):
         result = fresh.run("--method", "prompt-lookup", "--json")
     assert result.code == 0, result.err
     rows = [row for row in fresh.rows() if row["block"] == 1]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from run_folder import run, trials, write_run
 from tiny_folder import specbench
 
 from specbench.analysis.history import history
-from specbench.report.history import markdown, sparkline, terminal
+from specbench.report.history import FORMATS, markdown, sparkline, terminal
 
 NASTY = "<script>|`x`](javascript:alert(1))\n# head\x1b[31m"
 
@@ -117,6 +118,16 @@ def test_formats(results: Path, tmp_path: Path) -> None:
         assert files[0].read_bytes().startswith(head)
         assert files[0].read_bytes() == files[1].read_bytes()
     assert "fast" in files[0].with_name("1.svg").read_text()
+
+
+@pytest.mark.parametrize("name", ["x" * 400, "W" * 400, "long-name " * 200])
+def test_a_figure_of_long_names_is_laid_out(name: str) -> None:
+    given = trials(questions=6)
+    for t in given:
+        t.method = name if t.method == "fast" else t.method
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FORMATS["svg"](history([run(given, name=name, start=name, target__name=name)], "speedup"))
 
 
 @pytest.mark.parametrize(

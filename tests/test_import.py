@@ -340,6 +340,27 @@ def test_serving_one_at_a_time(form: str, make: Any, tmp_path: Path) -> None:
     assert "tokens per round" in result.err
 
 
+@pytest.mark.parametrize(("form", "make"), [("vllm", vllm), ("sglang", sglang)])
+def test_gaps_between_chunks_are_arrivals(form: str, make: Any, tmp_path: Path) -> None:
+    """A chunk is a token only where there are as many of them; otherwise a chunk's tokens are not told."""
+    result = make()
+    result["itls"][1] = result["itls"][1][::2]
+    result["errors"][2] = "timeout"
+    assert bring(tmp_path, form, write(tmp_path / "a.json", [result])).code == 0
+    run = read_run(tmp_path / "imported")
+    whole, chunked, failed = run.trials[:3]
+    ends = np.cumsum([result["ttfts"][0], *result["itls"][0]])
+    assert whole.arrivals is not None
+    assert whole.arrivals["at_s"] == pytest.approx(ends.tolist(), abs=1e-6)
+    assert whole.arrivals["tokens"] == [1] * result["output_lens"][0]
+    assert chunked.arrivals is not None
+    assert chunked.arrivals["tokens"] == [None] * (1 + len(result["itls"][1]))
+    assert failed.arrivals is None
+    (row,) = [r for r in summarise([run])["rows"] if r["task"] == "overall"]
+    gaps = [gap for i, itl in enumerate(result["itls"]) if i != 2 for gap in itl]
+    assert row["itl_s"]["p50"] == pytest.approx(np.median(gaps), rel=1e-3)
+
+
 def test_vllm_latencies_are_used(tmp_path: Path) -> None:
     result = vllm()
     result["latencies"] = [t + sum(i) + 1 for t, i in zip(result["ttfts"], result["itls"], strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -13,6 +14,7 @@ from test_loop import generate, hf_greedy
 
 from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
+from specbench.measure.cpu import CpuProbe
 from specbench.models import kernels
 from specbench.models.target import Target
 
@@ -57,13 +59,20 @@ def test_references_run_on_torchs_own_kernels(target: Target, monkeypatch: pytes
     assert used
 
 
-def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_choice_is_made_once_on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kernels, "SMALLEST", 0)
+    heard: list[str] = []
+    monkeypatch.setattr(CpuProbe, "stop", lambda self: SimpleNamespace(contended=True))
+    assert tiny.llama(seed=1).pack(tmp_path, heard.append).kernel_choices
+    assert list(tmp_path.iterdir()) == []
+    assert "busy" in heard[1]
+    monkeypatch.setattr(CpuProbe, "stop", lambda self: SimpleNamespace(contended=False))
     first = tiny.llama(seed=1).pack(tmp_path).kernel_choices
     assert set(first) == {"32x32", "16x32", "64x32", "32x64"}
     monkeypatch.setattr(kernels, "_measure", lambda layers: pytest.fail("measured again"))
     assert tiny.llama(seed=1).pack(tmp_path).kernel_choices == first
     (file,) = tmp_path.iterdir()
+    assert str(file) in heard[0]
     assert json.loads(file.read_text()) == first
     file.write_text("{}")
     with pytest.raises(pytest.fail.Exception):

@@ -50,6 +50,24 @@ def test_bold_only_where_the_interval_is_clear() -> None:
     assert "**" in board(named("eagle", "a"), named("eagle", "b", slower=1.001))  # no rival of itself
 
 
+def test_nothing_is_bold_that_is_hardly_known() -> None:
+    summary = summarise([named("eagle", "a")])
+    row = next(r for r in summary["rows"] if r["method"] == "eagle" and r["task"] == "chat")
+
+    def bold() -> bool:
+        text = FORMATS["leaderboard"].render(summary, ())
+        assert isinstance(text, str)
+        return "**" in lines(text)["eagle"][0]
+
+    assert bold()
+    row["speedup"] = {"low": 1.13, "point": 1.78, "high": 4.37}
+    assert not bold()
+    row["speedup"] = {"low": 1.7, "point": 1.78, "high": 1.9}
+    assert bold()
+    row["prompts"] = 7
+    assert not bold()
+
+
 def test_runs_are_named_where_they_share_a_method() -> None:
     assert {"eagle (a)", "eagle (b)"} < lines(
         board(named("eagle", "a"), named("eagle", "b", slower=1.2))

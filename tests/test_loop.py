@@ -166,6 +166,12 @@ def test_greedy_equals_transformers(target: Target, rows: int) -> None:
         "cascade of probes": Cascade(
             target, first=Lookahead(target, level=4, window=4), then=TokenRecycling(target)
         ),
+        "cascade that ends in probes": Cascade(
+            target,
+            first=PromptLookup(target, k=4, ngram=2, partial=True),
+            then=Lookahead(target, level=5, window=4),
+        ),
+        "sam with probes": Sam(target, threshold=2, fallback=Lookahead(target, level=5, window=4)),
     }
     for name, drafter in drafters.items():
         outputs, _ = generate(DraftVerify(target, drafter), Request(prompts, NEW))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from time import monotonic, sleep
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 from fake_nvml import FakeNvml
 
 from specbench.measure import sampler as sampling
-from specbench.measure.nvml import Gpu, Sample, ask, open_gpu, visible
+from specbench.measure.nvml import GIVE_UP, Gpu, Sample, ask, open_gpu, visible
 from specbench.measure.sampler import Sampler, throttled
 
 
@@ -237,3 +238,42 @@ def test_a_driver_that_hangs_does_not_hold_up_the_run() -> None:
     assert monotonic() - begin < 1
     release.set()
     sampler.stop()
+
+
+def test_a_container_that_hides_or_renumbers_processes_leaves_null() -> None:
+    lib = FakeNvml()
+    gpu, warnings = opened(lib)
+    assert gpu is not None
+    hidden = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)  # seen, but not what it uses
+    for running in ([], [SimpleNamespace(pid=1, usedGpuMemory=8000)], [hidden]):
+        lib.nvmlDeviceGetComputeRunningProcesses = lambda handle, found=running: found  # type: ignore[method-assign]
+        assert gpu.process_bytes() is None
+    assert warnings == []
+
+
+def test_a_field_that_fails_for_a_moment_comes_back() -> None:
+    lib = FakeNvml()
+    gpu, warnings = opened(lib)
+    assert gpu is not None
+    lib.lacking = {"nvmlDeviceGetPowerUsage"}
+    assert [gpu.power_w() for _ in range(GIVE_UP - 1)] == [None] * (GIVE_UP - 1)
+    lib.lacking = set()
+    assert gpu.power_w() == 250.0
+    lib.lacking = {"nvmlDeviceGetPowerUsage"}
+    assert gpu.sample().power_w is None
+    assert gpu.sample().sm_mhz == 1980, "the other fields go on"
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(("uuid", "handle"), [("bbb-2", "MIG-s1"), ("s2", "MIG-s2")])
+def test_torchs_uuid_may_be_a_slices(uuid: str, handle: str) -> None:
+    """Of a divided GPU torch gives either the GPU's UUID or the slice's, by version."""
+    gpu = open_gpu("cuda:0", FakeNvml(), {}, uuid=uuid)
+    assert gpu is not None
+    assert gpu.facts()["name"] == f"Fake {handle}"
+
+
+def test_a_list_of_devices_by_uuid_is_not_overruled_by_torch() -> None:
+    gpu = open_gpu("cuda:1", FakeNvml(), {"CUDA_VISIBLE_DEVICES": "GPU-aaa-1,MIG-s2"}, uuid="aaa-1")
+    assert gpu is not None
+    assert gpu.facts()["name"] == "Fake MIG-s2"

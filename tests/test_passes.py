@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -13,12 +14,15 @@ import pytest
 import tiny
 import torch
 from test_eagle import Eagle1, Eagle3
-from test_loop import ARCHITECTURES, VOCAB, DraftModel, RandomTrees, SelfSpeculation, generate
+from test_loop import ARCHITECTURES, SMALL, VOCAB, DraftModel, RandomTrees, SelfSpeculation, generate
+from transformers import LlamaConfig, PreTrainedConfig
 
+from specbench.config import RunConfig
 from specbench.decoding.context import Context
 from specbench.decoding.draft import Drafter, Outcome
 from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
+from specbench.errors import SpecbenchError
 from specbench.models import passes
 from specbench.models.passes import CapturedPass, FixedPass, Passes, Results, Tensors, bucket_of
 from specbench.models.target import Target, buckets, round_up
@@ -125,12 +129,36 @@ def test_a_pass_is_the_plain_forward(target: Target, rows: int) -> None:
             torch.testing.assert_close(found, tensor, atol=0 if width in (1, 4, 8) else 1e-5, rtol=0)
 
 
-def test_what_comes_out_is_the_callers(llama: Target) -> None:
-    made = Passes("target", lambda compute, inputs, length: Overwriting(compute, inputs, length))
+@pytest.mark.parametrize("width", [3, 4])
+def test_what_comes_out_is_the_callers(width: int) -> None:
+    made = Passes("target", Overwriting)
     for _ in range(3):
-        first = made.run("", 0, doubled, {"tokens": torch.ones(1, 3)}, 0)["out"]
-        made.run("", 0, doubled, {"tokens": torch.zeros(1, 3)}, 0)
-        assert first.tolist() == [[2.0, 2.0, 2.0]]
+        first = made.run("", 0, doubled, {"tokens": torch.ones(1, width)}, 0)["out"]
+        made.run("", 0, doubled, {"tokens": torch.zeros(1, width)}, 0)
+        assert first.tolist() == [[2.0] * width]
+
+
+def test_passes_with_other_taps_or_layers_are_others(llama: Target) -> None:
+    """A graph computes what was hooked and in place when it was captured."""
+    other = fixed(llama)
+    other.reserve(1, 100)
+    other.prefill([[3, 5, 7]])
+
+    def run() -> None:
+        context = Context(other)
+        context.rewind([3])
+        with torch.inference_mode():
+            context.append(other, torch.tensor([[1]]), [1])
+
+    run()
+    with other.tapping(("final",)):
+        run()
+        with other.tapping(("embed",)):
+            run()
+    with other.skipping([1]):
+        run()
+    run()
+    assert other.passes.variants(1) == [(("final",), ()), (("final", "embed"), ()), ((), (1,)), ((), ())]
 
 
 class Overwriting(FixedPass):
@@ -357,3 +385,55 @@ def test_what_cannot_be_compiled_runs_as_it_is(
     assert [record.message for record in caplog.records] == [
         "the LlamaForCausalLM runs without torch.compile: RuntimeError: no compiler here"
     ]
+
+
+# -- what is known before a capture is tried ------------------------------------------------------------------
+
+
+def on_a_gpu(config: PreTrainedConfig) -> Target:
+    """A tiny target that believes to be on a GPU."""
+    made = tiny.build(config)
+    made.device = torch.device("cuda", 0)
+    return made
+
+
+def test_a_processor_has_no_graphs_and_says_nothing(llama: Target, caplog: pytest.LogCaptureFixture) -> None:
+    made = Target(llama.model).accelerate()
+    assert made.passes.facts() == {"model": "LlamaForCausalLM", "shapes": [], "eager": "a cpu has none"}
+    assert "graphs" not in made.kernels
+    assert caplog.records == []
+
+
+def test_reasons_not_to_capture(caplog: pytest.LogCaptureFixture) -> None:
+    plain = on_a_gpu(LlamaConfig(**SMALL)).accelerate()
+    assert plain.passes.off is None
+    assert plain.kernels["graphs"] == "captured"
+    assert on_a_gpu(LlamaConfig(**SMALL)).accelerate("off").kernels["graphs"] == "--graphs off"
+    assert caplog.records == []
+    plain.model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    assert plain.accelerate().passes.off == "it is spread over several devices"
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    changing = on_a_gpu(LlamaConfig(**SMALL, rope_parameters=dynamic)).accelerate()
+    assert changing.passes.off == "its rotary frequencies depend on the length of the text"
+    assert [record.message.partition(": ")[0] for record in caplog.records] == (
+        ["the LlamaForCausalLM runs without CUDA graphs"] * 2
+    )
+
+
+def test_experts_are_grouped_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = ARCHITECTURES["qwen3-moe"]
+    mixture = on_a_gpu(copy.deepcopy(config))
+    mixture.model.set_experts_implementation("eager")
+    assert mixture.accelerate("off").kernels["experts"] == "grouped_mm"
+    mixture.model.set_experts_implementation("eager")
+    monkeypatch.setattr(mixture.model, "set_experts_implementation", refusing)
+    assert mixture.accelerate().passes.off == "its experts are called one by one, as the data says"
+
+
+def refusing(_name: str) -> None:
+    raise ValueError("not this model")
+
+
+def test_only_auto_and_off_are_settings() -> None:
+    with pytest.raises(SpecbenchError, match="--graphs maybe is neither auto nor off"):
+        RunConfig("t", ("vanilla",), ("t",), graphs="maybe")

@@ -99,7 +99,11 @@ def test_csv_has_a_line_a_row_and_flat_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx", " =1", "＝1", "\x1b[31m", "a\x1b"]
+    "text",
+    [
+        *("=1+1", "+1", "-1", "@sum", "\tx", "\rx", " =1", "＝1", "\x1b[31m", "a\x1b"),
+        *("\u00a0=1", "\u200b=1", "\ufeff=1", "\u3000 \u2060+1", "\u00ad@x"),
+    ],
 )
 def test_csv_texts_are_no_formulas(text: str) -> None:
     summary = summarise([FakeRun(block("q1", 0, {"vanilla": {}}, task=text), manifest())])
@@ -142,9 +146,22 @@ def test_markdown_escapes_all_text() -> None:
 
 def test_markdown_escape_keeps_intervals_readable_but_no_links() -> None:
     assert escape("1.12x [1.05, 1.19]") == "1.12x [1.05, 1.19]"
-    assert escape("[1.05, 1.19](http://x)") == "\\[1.05, 1.19\\](http://x)"
+    assert escape("[1.05, 1.19](x)") == "\\[1.05, 1.19\\](x)"
     assert escape("[1.05, 1.19]: x") == "\\[1.05, 1.19\\]: x"
     assert escape("a|b\n<i>") == "a\\|b &lt;i&gt;"
+
+
+def test_markdown_links_nothing_by_itself() -> None:
+    """GitHub links bare addresses, and calls people and issues, in rendered text: only a character between helps."""
+    gap = "&#8203;"
+    assert escape("https://a.b HTTP://x ftp://x") == f"https:{gap}//a.b HTTP:{gap}//x ftp:{gap}//x"
+    assert escape("www.a.b (WWW.x) _www.a") == f"www{gap}.a.b (WWW{gap}.x) \\_www{gap}.a"
+    assert escape("@everyone _@org/team") == f"@{gap}everyone \\_@{gap}org/team"
+    assert escape("me@a.org mailto:me@a.org") == f"me@{gap}a.org mailto:me@{gap}a.org"
+    assert escape("me@a_b.org") == f"me@{gap}a\\_b.org"
+    assert escape("fix #12") == f"fix \\#{gap}12"
+    for ours in ("smollm2-135m@q4\\_1", "2026-01-01T00:00:00", "k=3 @ 2.90x: a//b", "C\\# 3"):
+        assert escape(ours.replace("\\", "")) == ours
 
 
 def test_markdown_says_the_verdict_first() -> None:
@@ -416,3 +433,17 @@ def test_bad_input_is_one_error_with_a_hint(app: typer.Typer, options: list[str]
 @pytest.mark.parametrize("name", ["../../etc", "a/b", ".hidden", "name with blanks", ".."])
 def test_a_report_folder_stays_in_its_place(name: str) -> None:
     assert Path("reports", command.folder_name([name])).resolve().parent == Path("reports").resolve()
+
+
+def test_best_and_worst_are_of_tasks_that_are_known_well_enough() -> None:
+    def part(task: str, low: float, point: float, high: float, prompts: int = 20) -> dict:
+        estimate = {"low": low, "point": point, "high": high}
+        known = {"method": "fast", "task": task, "category": None, "batch_size": 1}
+        return known | {"speedup": estimate, "prompts": prompts}
+
+    parts = [part("chat", 1.4, 1.5, 1.6), part("code", 1.2, 1.3, 1.4)]
+    unsure = [part("structured", 1.13, 1.78, 4.37), part("math", 0.9, 1.0, 1.1, prompts=7)]
+    section = words.Section({"target": "tiny"}, 1, None, parts + unsure)
+    said = words.extremes({"method": "fast"}, section)
+    assert said == "best on chat 1.50x [1.40, 1.60], worst on code 1.30x [1.20, 1.40]"
+    assert words.extremes({"method": "fast"}, words.Section({}, 1, None, unsure)) is None

@@ -308,7 +308,7 @@ def test_speed_is_measured_once_unless_somebody_disturbed_it(
         def stop(self) -> Any:
             return self
 
-    monkeypatch.setattr(speeds, "CpuProbe", Probe)
+    monkeypatch.setattr("specbench.models.kept.CpuProbe", Probe)
     monkeypatch.setattr(speeds, "measure_bandwidth", lambda *a: calls.append(a) or memory)
     monkeypatch.setattr(speeds, "measure_matmul", lambda *a: 3e12)
 

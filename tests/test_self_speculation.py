@@ -8,6 +8,8 @@ import importlib
 import pytest
 import tiny
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_loop import ARCHITECTURES, generate
 from transformers import DynamicCache
 
@@ -28,16 +30,31 @@ def llama() -> Target:
     return tiny.llama(VOCAB, layers=4)
 
 
+def idle(*which: int, layers: int = 8) -> Target:
+    """A target some of whose layers do nothing."""
+    target = tiny.llama(VOCAB, layers=layers)
+    with torch.no_grad():
+        for layer in which:
+            target.model.model.layers[layer].self_attn.o_proj.weight.zero_()
+            target.model.model.layers[layer].mlp.down_proj.weight.zero_()
+    return target
+
+
+IDLE = idle(1, layers=4)
+
+
 class Watched(SelfSpeculation):
-    """Takes down the text before each draft, and the draft, of row 0."""
+    """Takes down the text before each draft, and the draft, of row 0; and the drafts of all rows."""
 
     def begin(self, prompts: list[list[int]]) -> None:
         super().begin(prompts)
         self.seen: list[tuple[list[int], list[int]]] = []
+        self.drafts: list[list[list[int]]] = []
 
     def propose(self, budgets: list[int], generators: object) -> list:
         drafts = super().propose(budgets, generators)
-        self.seen.append((list(self._texts[0]), [int(token) for token in drafts[0].tokens]))
+        self.drafts.append([[int(token) for token in draft.tokens] for draft in drafts])
+        self.seen.append((list(self._texts[0]), self.drafts[-1][0]))
         return drafts
 
 
@@ -163,6 +180,8 @@ def test_defaults_and_refusals(llama: Target) -> None:
         ({"exit": 4}, "between 1 and 3"),
         ({"search": True, "ratio": 1.0}, "ratio"),
         ({"warm": True}, "needs search"),
+        ({"ratio": 0.9}, "ratio needs search=true"),
+        ({"skip": [1], "ratio": 0.45}, "ratio needs search=true"),
         ({"k": 0}, "k must be"),
         ({"threshold": 1.5}, "threshold"),
     ]:
@@ -172,16 +191,39 @@ def test_defaults_and_refusals(llama: Target) -> None:
         SelfSpeculation(tiny.llama(layers=1))
 
 
+prompts_of = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
+few = settings(max_examples=6, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("options", [{"k": 3, "threshold": 0.1}, {"exit": 2, "k": "auto"}], ids=str)
+@few
+@given(st.lists(prompts_of, min_size=3, max_size=3))
+def test_rows_are_independent(llama: Target, options: dict, prompts: list[list[int]]) -> None:
+    together, alone = Watched(llama, **options), Watched(llama, **options)
+    generate(DraftVerify(llama, together), Request(prompts, NEW))
+    for row, prompt in enumerate(prompts):
+        generate(DraftVerify(llama, alone), Request([prompt], NEW))
+        own = [drafts[0] for drafts in alone.drafts]
+        others_go_on = len(together.drafts) - len(own)
+        assert [drafts[row] for drafts in together.drafts] == own + [[]] * others_go_on
+
+
+@pytest.mark.parametrize("options", [{"k": "auto"}, {"search": True, "ratio": 1 / 4, "k": "auto"}], ids=str)
+@few
+@given(st.lists(prompts_of, min_size=2, max_size=2), prompts_of)
+def test_cold_drafts_do_not_depend_on_earlier_questions(
+    options: dict, earlier: list[list[int]], prompt: list[int]
+) -> None:
+    drafter, fresh = Watched(IDLE, **options), Watched(IDLE, **options)
+    generate(DraftVerify(IDLE, drafter), Request(earlier, NEW + SEEN))
+    for asked in (drafter, fresh):
+        generate(DraftVerify(IDLE, asked), Request([prompt], NEW + SEEN))
+    assert not drafter.warm
+    assert drafter.drafts == fresh.drafts
+    assert drafter.layers == fresh.layers
+
+
 # -- the search ----------------------------------------------------------------------------------------------------
-
-
-def idle(layer: int, layers: int = 8) -> Target:
-    """A target one of whose layers does nothing."""
-    target = tiny.llama(VOCAB, layers=layers)
-    with torch.no_grad():
-        target.model.model.layers[layer].self_attn.o_proj.weight.zero_()
-        target.model.model.layers[layer].mlp.down_proj.weight.zero_()
-    return target
 
 
 def test_agreement_is_the_shortened_models_probability_of_the_answer(llama: Target) -> None:

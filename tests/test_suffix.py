@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -207,6 +208,37 @@ def test_the_oldest_answer_leaves() -> None:
     assert proposal(drafter) == []
 
 
+def test_what_left_takes_no_room() -> None:
+    """However many answers come and go, and those that are left are drafted from as ever."""
+    drafter = Suffix(None, warm=True, answers=2)
+    for number in range(40):
+        drafter.begin([[0]])
+        say(drafter, [number * 10 + digit for digit in range(9)])
+        assert len(drafter._kept.tree.next) <= 6 * 9 + 1, (
+            "those kept, as much again that left, and the newest"
+        )
+    drafter._kept.most = 9  # so that asking moves nothing out
+    for place, token in ((380, [382]), (390, [392]), (370, [])):
+        drafter.begin([[0]])
+        say(drafter, [place, place + 1])
+        assert proposal(drafter)[:1] == token
+
+
+def test_an_answer_goes_on_after_the_tree_was_made_anew() -> None:
+    drafter = Suffix(None, warm=True, answers=2)
+    for answer in ([1] * 30, [2] * 30):
+        drafter.begin([[0]])
+        say(drafter, answer)
+    drafter.begin([[0], [0]])  # both leave
+    say(drafter, [3, 4, 5, 3, 4], [6])
+    drafter.begin([[0]])
+    say(drafter, [8])
+    assert len(drafter._kept.tree.next) < 20
+    drafter.begin([[7]])
+    say(drafter, [8])
+    assert proposal(drafter) == []
+
+
 def test_an_answer_that_left_while_it_was_written_is_no_longer_kept() -> None:
     drafter = Suffix(None, warm=True, answers=1)
     drafter.begin([[0], [0]])
@@ -223,6 +255,10 @@ def test_an_answer_that_left_while_it_was_written_is_no_longer_kept() -> None:
         {"depth": 1},
         {"answers": -1},
         {"factor": -1.0},
+        {"factor": math.inf},
+        {"factor": math.nan},
+        {"offset": math.nan},
+        {"offset": -math.inf},
         {"min_prob": 1.5},
         {"warm": True, "answers": 0},
     ],
@@ -230,6 +266,12 @@ def test_an_answer_that_left_while_it_was_written_is_no_longer_kept() -> None:
 def test_nonsense_is_refused(options: dict) -> None:
     with pytest.raises(ValueError, match=r"must be|must lie|keeps"):
         Suffix(None, **options)
+
+
+def test_no_finite_factor_is_too_large() -> None:
+    drafter = Suffix(None, factor=1e308, offset=1e308, k=4)
+    drafter.begin([[1, 2, 3, 4, 5, 6, 7, 1, 2, 3]])
+    assert proposal(drafter) == [4, 5, 6, 7]
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden files are not on this machine")

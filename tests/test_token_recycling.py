@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbench.decoding.draft import Draft, Outcome, Probes
 from specbench.decoding.largest import BLOCK, largest
 from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
+from specbench.decoding.tree import collate
 from specbench.measure.clock import NullClock
 from specbench.models.target import Target
 
@@ -113,6 +115,17 @@ def test_a_vocabulary_smaller_than_k(size: int) -> None:
     (draft,) = drafter.propose([6], None)
     assert sorted(set(draft.tokens.tolist())) == list(range(size))
     assert len(draft) == drafter.max_nodes
+
+
+def test_nothing_is_learned_from_another_drafters_probes() -> None:
+    """What the target makes of a probe it makes of a guessed context."""
+    drafter = TokenRecycling(SimpleNamespace(vocab_size=6, device=torch.device("cpu")), k=1)
+    drafter.begin([[0]])
+    probes = Probes([5], [1], torch.tensor([[True, False, True]]))
+    tree = collate(torch.tensor([3]), [Draft([4], probes=probes)], [True], 6)
+    logits = torch.eye(6)[[1, 2, 3]][None]
+    drafter.observe(Outcome([[4, 2]], [False], [1], logits, {}, tree))
+    assert drafter._table[0, :6, 0].tolist() == [0, 0, 0, 1, 2, 0]
 
 
 def test_nonsense_is_refused(target: Target) -> None:

@@ -110,6 +110,7 @@ def compare(
     new: RunData,
     metrics: Sequence[str] = DEFAULT,
     limits: Mapping[str, float] | None = None,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """The comparison object: plain JSON values, unknown is None.
 
@@ -122,6 +123,7 @@ def compare(
 
     Args:
         limits: by metric, the smallest new / base that is no regression (for memory the largest).
+        strict: a method that NEW did not try is a regression, as one is whose every trial fails there.
 
     Raises:
         SpecbenchError: the runs may not be compared (`comparable.check`).
@@ -134,7 +136,11 @@ def compare(
     table = Matching(base.trials, new.trials, others)
     name = _name(new, "NEW")
     rows = [row for m in wanted for row in _rows(table, m, known[m.name])]
-    rows += [_lost_row(place, m, known[m.name]) for place in compare_notes.lost(table) for m in wanted]
+    lost = dict.fromkeys(compare_notes.lost(table), "every trial failed in NEW")
+    if strict:
+        untried = (place for place in compare_notes.untried(table) if place.method != AGAIN)
+        lost |= dict.fromkeys(untried, compare_notes.UNTRIED)
+    rows += [_lost_row(place, m, known[m.name], reason) for place, reason in lost.items() for m in wanted]
     return {
         "schema": SCHEMA,
         "base": _side(base, "BASE"),
@@ -142,7 +148,7 @@ def compare(
         "same_machine": same,
         "limits": known,
         "rows": rows,
-        "missing": compare_notes.missing(table),
+        "missing": compare_notes.missing(table, lost),
         "changes": comparable.changes(base.manifest, new.manifest),
         "warnings": [
             *comparable.cautions(base.manifest, new.manifest, name),
@@ -275,10 +281,10 @@ def _exact(value: float) -> Estimate:
     return {"low": value, "point": value, "high": value}
 
 
-def _lost_row(place: Place, metric: Metric, limit: float) -> dict[str, Any]:
-    """A method that BASE measured and whose every trial fails in NEW: a regression of every metric."""
+def _lost_row(place: Place, metric: Metric, limit: float, reason: str) -> dict[str, Any]:
+    """A method that BASE measured and NEW could not, or did not: a regression of every metric."""
     row = _row(metric, place, OVERALL, limit, _Values(dict(UNKNOWN), dict(UNKNOWN), dict(UNKNOWN)))
-    return row | {"verdict": REGRESSED, "reason": "every trial failed in NEW"}
+    return row | {"verdict": REGRESSED, "reason": reason}
 
 
 def _moved(table: Matching, name: str) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from specbench.analysis.caution import warning
@@ -10,11 +10,12 @@ from specbench.analysis.matching import BASE, NEW, Matching, Place
 
 Note = dict[str, Any]
 
+UNTRIED = "only in BASE"
 
-def missing(table: Matching) -> list[Note]:
-    """The places that cannot be compared, with the reason; those that stopped working are in `lost`."""
-    gone = set(table.shared) | set(lost(table))
-    places = sorted((table.seen[BASE] | table.seen[NEW]) - gone)
+
+def missing(table: Matching, lost: Collection[Place]) -> list[Note]:
+    """The places that cannot be compared, with the reason, but those that count as `lost`."""
+    places = sorted((table.seen[BASE] | table.seen[NEW]) - set(table.shared) - set(lost))
     return [
         {
             "method": place.method,
@@ -28,13 +29,18 @@ def missing(table: Matching) -> list[Note]:
 
 def _reason(table: Matching, place: Place) -> str:
     if place not in table.seen[NEW]:
-        return "only in BASE"
+        return UNTRIED
     return "every trial failed in BASE" if place in table.seen[BASE] else "only in NEW"
 
 
 def lost(table: Matching) -> list[Place]:
     """The places that BASE measured and of which every trial fails in NEW."""
     return sorted((table.measured[BASE] & table.seen[NEW]) - table.measured[NEW])
+
+
+def untried(table: Matching) -> list[Place]:
+    """The places that BASE measured and that NEW did not try."""
+    return sorted(table.measured[BASE] - table.seen[NEW])
 
 
 def outputs(table: Matching, name: str) -> Iterator[Note]:

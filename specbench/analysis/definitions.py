@@ -25,7 +25,8 @@ DEFINITIONS = {
     "prompts": "Distinct questions with at least one trial that counts.",
     "trials": "All trials, failed and excluded ones included.",
     "failed": "Trials that ended in an error; their batches count in no estimate.",
-    "excluded": "Trials of a disturbed first attempt (`contended`, `throttled`, `captured`), repeated once and not counted.",
+    "excluded": "Trials of a disturbed first attempt (`contended`, `throttled`, `captured`), repeated once and not "
+    "counted.",
     "outliers": "Trials that count although their decode seconds a round (a token, where rounds are unknown) "
     f"are more than {OUTLYING:g} robust standard deviations from the median of the method's trials on that task "
     f"(in logs; 1.4826 × the median absolute deviation, at least {LEAST_SPREAD:.0%}; from {LEAST_TRIALS} trials "
@@ -33,7 +34,7 @@ DEFINITIONS = {
     "tokens": "Output tokens of the trials that count; EOS counts once, nothing after it.",
     "tau": "Tokens per round τ = emitted tokens / rounds after the prefill, over all rounds, the target's own "
     "bonus token included (Spec-Bench's mean accepted tokens); vanilla is 1. 95% interval: bootstrap-t over "
-    "questions.",
+    "questions, its low end at least 1, which each round emits.",
     "tau_drafted": "Emitted tokens / rounds over the rounds that had a draft, bonus included (what vLLM's "
     "counters give).",
     "alpha": "Accepted length α = accepted drafted tokens / rounds, over all rounds, bonus excluded.",
@@ -44,7 +45,8 @@ DEFINITIONS = {
     "accepted at least i - 1, among those whose draft reached depth i.",
     "accepted_histogram": "For each number from 0: the rounds that accepted exactly that many drafted tokens.",
     "speedup": "(Σ vanilla's seconds / Σ vanilla's tokens) / (Σ the method's seconds / Σ the method's tokens), end "
-    f"to end, {_OVER}, each batch's seconds once: a ratio of sums. {_PAIRED}.",
+    f"to end, {_OVER}, each batch's seconds once: a ratio of sums, whose bias falls with the number n of questions "
+    f"(in simulated runs +0.3% to +0.7% at n = 20, under 0.2% from n = 80 on). {_PAIRED}.",
     "decode_speedup": "The same of the decode alone: seconds and tokens after the first token, without the pass "
     f"over the prompt. {_PAIRED}.",
     "geomean_speedup": "Geometric mean of the questions' own end-to-end speedups, each question equally.",

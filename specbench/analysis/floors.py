@@ -7,10 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specbench.analysis.frame import Frame, RoundColumns
 from specbench.analysis.intervals import Floats
 from specbench.analysis.roofline import Architecture, Device
+
+AT_ONCE = (
+    10_000  # batches whose passes are worked out together: bounds the memory of runs with millions of rounds
+)
 
 
 def with_floors(frame: Frame, manifest: Mapping[str, Any]) -> Frame:
@@ -34,27 +39,46 @@ def _read(manifest: Mapping[str, Any]) -> tuple[Architecture, Device] | None:
 
 
 def _batch_floors(frame: Frame, target: Architecture, device: Device) -> Floats:
-    rounds = frame.rounds
-    unit = frame.rows["unit"].to_numpy()[rounds.row]
+    floors = np.full(len(frame.batches), np.nan)
+    unit = frame.rows["unit"].to_numpy()
+    for first in range(0, len(floors), AT_ONCE):
+        batches = slice(first, min(first + AT_ONCE, len(floors)))
+        rounds = frame.rounds.of((unit >= batches.start) & (unit < batches.stop))
+        number = unit[rounds.row] - first
+        prompt = frame.rows["prompt_tokens"].to_numpy()[rounds.row]
+        floors[batches] = _floors_of(rounds, number, prompt, batches.stop - first, target, device)
+    return floors
+
+
+def _floors_of(
+    rounds: RoundColumns,
+    batch: NDArray[np.int64],
+    prompt: NDArray[np.int64],
+    count: int,
+    target: Architecture,
+    device: Device,
+) -> Floats:
+    """The floors of `count` batches with these rounds: of each one, the number of its batch and its prompt tokens."""
     query = rounds.drafted + 1.0
-    context = frame.rows["prompt_tokens"].to_numpy()[rounds.row] + _emitted_before(rounds)
+    context = prompt + _emitted_before(rounds)
     # A pass is one batch's n-th round: the rows of a batch begin together, and those that are done drop out.
-    passes, of_pass = np.unique(np.stack([unit, _place(rounds)]), axis=1, return_inverse=True)
-    of_pass = of_pass.ravel()
+    place = _place(rounds)
+    passes = np.zeros(count, dtype=np.int64)
+    np.maximum.at(passes, batch, place + 1)
+    of_pass = (np.cumsum(passes) - passes)[batch] + place
 
     def summed(values: Any) -> Floats:
-        return np.bincount(of_pass, weights=values, minlength=passes.shape[1]).astype(np.float64)
+        return np.bincount(of_pass, weights=values, minlength=int(passes.sum())).astype(np.float64)
 
     tokens = summed(query)
-    experts = np.full(passes.shape[1], np.nan)
+    experts = np.full(len(tokens), np.nan)
     experts[of_pass] = rounds.experts
     experts = np.where(np.isfinite(experts), experts, target.unique_experts(tokens))
     read = target.weight_bytes(tokens, experts) + summed(target.cache_bytes(query, context))
     floors = device.floor_s(read, summed(target.operations(query, context)))
-    total = np.bincount(passes[0], weights=floors, minlength=len(frame.batches))
-    unknown = np.zeros(len(frame.batches), dtype=bool)
-    unknown[unit[(rounds.drafted < 0) | (rounds.count != 1)]] = True
-    unknown |= np.bincount(unit, minlength=len(frame.batches)) == 0
+    total = np.bincount(np.repeat(np.arange(count), passes), weights=floors, minlength=count)
+    unknown = passes == 0
+    unknown[batch[(rounds.drafted < 0) | (rounds.count != 1)]] = True
     return np.where(unknown, np.nan, total)
 
 

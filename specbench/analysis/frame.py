@@ -9,7 +9,7 @@ comparison; `cluster` numbers what the bootstrap draws (the question, or the que
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -50,8 +50,8 @@ class RoundColumns:
 
     def of(self, rows: NDArray[np.bool_]) -> RoundColumns:
         """The rounds of the trials marked in `rows`."""
-        keep = rows[self.row]
-        return RoundColumns(**{name: column[keep] for name, column in vars(self).items()})
+        keep = np.flatnonzero(rows[self.row])
+        return RoundColumns(**{name: column.take(keep) for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -160,19 +160,22 @@ def _floats(values: Iterable[float | bool | None]) -> NDArray[np.float64]:
 def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
     counts = np.array([len(t.rounds.emitted) for t in trials], dtype=np.int64)
 
-    def filled(name: str, missing: float) -> Iterator[Sequence[float]]:
-        columns = (getattr(t.rounds, name) for t in trials)
-        for column, count in zip(columns, counts.tolist(), strict=True):
-            yield column if column is not None and len(column) == count else [missing] * count
+    total = int(counts.sum())
+
+    def column(name: str, missing: float, dtype: type[np.generic]) -> NDArray[Any]:
+        given = [getattr(t.rounds, name) for t in trials]
+        if all(values is None for values in given):
+            return np.full(total, missing, dtype)
+        filled = (
+            values if values is not None and len(values) == count else [missing] * count
+            for values, count in zip(given, counts.tolist(), strict=True)
+        )
+        return np.fromiter(chain.from_iterable(filled), dtype, count=total)
 
     def whole(name: str) -> NDArray[np.int32]:
-        return np.fromiter(chain.from_iterable(filled(name, -1)), np.int32, count=int(counts.sum()))
+        return column(name, -1, np.int32)
 
     drafted, count, with_draft = whole("drafted"), whole("count"), whole("with_draft")
-
-    def real(name: str) -> NDArray[np.float64]:
-        return np.concatenate([np.zeros(0), *map(np.asarray, filled(name, math.nan))])
-
     told_apart = count < 0
     return RoundColumns(
         row=np.repeat(np.arange(len(trials), dtype=np.int32), counts),
@@ -182,8 +185,8 @@ def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
         emitted=whole("emitted"),
         count=np.where(told_apart, 1, count).astype(np.int32),
         with_draft=np.where(told_apart & (drafted >= 0), drafted > 0, with_draft).astype(np.int32),
-        round_s=real("round_s"),
-        experts=real("experts"),
+        round_s=column("round_s", math.nan, np.float64),
+        experts=column("experts", math.nan, np.float64),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.analysis.frame import RoundColumns
-from specbench.analysis.intervals import RATIO, UNKNOWN, ratio_of_sums, sums_by
+from specbench.analysis.intervals import RATIO, UNKNOWN, Estimate, ratio_of_sums, sums_by
 
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -37,7 +37,7 @@ def acceptance(rounds: RoundColumns, cluster_of_row: NDArray[np.int64]) -> dict[
     if len(rounds.row) == 0:
         return fields
     emitted = np.stack([rounds.emitted, rounds.count], axis=1).astype(np.float64)
-    fields["tau"] = ratio_of_sums(sums_by(cluster_of_row[rounds.row], emitted), RATIO)
+    fields["tau"] = _at_least_one(ratio_of_sums(sums_by(cluster_of_row[rounds.row], emitted), RATIO))
     if (rounds.accepted < 0).any():  # an engine that tells only tokens
         return fields
     fields["alpha"] = float(rounds.accepted.sum() / rounds.count.sum())
@@ -51,6 +51,12 @@ def acceptance(rounds: RoundColumns, cluster_of_row: NDArray[np.int64]) -> dict[
     if (rounds.depth >= 0).all():
         fields |= by_position(rounds.accepted, rounds.depth)
     return fields
+
+
+def _at_least_one(tau: Estimate) -> Estimate:
+    """Every round emits a token, so no population has a τ below 1: nothing is lost by ending the interval there."""
+    low, point = tau["low"], tau["point"]
+    return tau if low is None or point is None else tau | {"low": max(low, min(1.0, point))}
 
 
 def _histogram(rounds: RoundColumns) -> list[int]:

@@ -101,8 +101,8 @@ def _drift(rows: pd.DataFrame, run: str, baseline: str) -> Iterable[Caution]:
             cure = f"the methods did not take turns evenly: about {left:.1%} of it is in the speedups; measure again"
         else:
             cure = (
-                f"the methods take turns in alternating order, which leaves at most {max(left, 1e-4):.2%} of it in the "
-                "speedups; for steady tokens/s lock the clocks or raise --warmup"
+                f"the methods take turns in alternating order, which leaves at most {max(left, 1e-4):.2%} of it "
+                "in the speedups; for steady tokens/s lock the clocks or raise --warmup"
             )
         yield warning("order-drift", message, cure, run)
 

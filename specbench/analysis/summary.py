@@ -114,6 +114,7 @@ def _groups(frame: Frame) -> Iterator[_Group]:
                 continue
             units = used[used["method"] == method]
             counted = (mine & rows["used"]).to_numpy(dtype=bool)
+            rounds = frame.rounds.of(counted)
             yield _Group(
                 method,
                 int(batch_size),
@@ -121,8 +122,8 @@ def _groups(frame: Frame) -> Iterator[_Group]:
                 rows[mine],
                 units,
                 estimates.join(units, used[used["method"] == BASELINE]),
-                frame.rounds.of(counted),
-                frame.waits.of(counted),
+                rounds,
+                rounds if frame.waits is frame.rounds else frame.waits.of(counted),
                 cluster_of_row,
                 estimates.memory(rows[mine], baseline),
             )
@@ -151,7 +152,7 @@ def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, 
     fields |= closed_form(rounds, overhead)
     fields |= estimates.agreement(used) | group.fixed
     once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
-    waits = gaps(_rounds_of(group.waits, rows))
+    waits = gaps(rounds if group.waits is group.rounds else _rounds_of(group.waits, rows))
     fields |= {"round_s": percentiles(rounds.round_s[once]), "itl_s": waits}
     fields["experts"] = mean(rounds.experts[once])
     head = {

@@ -55,7 +55,9 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except SpecbenchError as error:
-        print(f"error: {error.message}\n  hint: {error.hint}", file=sys.stderr)
+        from specbench.report.plain import plain
+
+        print(f"error: {plain(error.message)}\n  hint: {plain(error.hint)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

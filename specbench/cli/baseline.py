@@ -50,16 +50,21 @@ def save(
 
 
 def show(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Default: list them all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A baseline's name or folder. Default: list them all."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     results: Results = Path("results"),
 ) -> None:
     """List the saved baselines, or print one with its table."""
-    from specbench.store import REFERENCE, find_runs, list_runs, read_run
+    from specbench.store import REFERENCE, find_baseline, list_runs, read_run
 
     if name is not None:
-        # The baseline before a run of the same name; a path as it is.
-        (path,) = find_runs(results / REFERENCE, [name])
+        path = find_baseline(results, name)
+        if path is None:
+            message = f"there is no baseline {name!r} in {results / REFERENCE}"
+            raise SpecbenchError(message, "see `specbench baseline show`")
         _show_one(read_run(path), as_json)
         return
     found = [_facts(read_run(path)) for path in list_runs(results / REFERENCE)]
@@ -76,6 +81,7 @@ def _show_one(run: Any, as_json: bool) -> None:
 
     from specbench.analysis.summary import summarise
     from specbench.report import FORMATS
+    from specbench.report.plain import plain
     from specbench.report.terminal import render
 
     summary = summarise([run])
@@ -86,7 +92,7 @@ def _show_one(run: Any, as_json: bool) -> None:
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     for what, value in _facts(run).items():
-        console.print(f"{what:9} {value}", markup=False, soft_wrap=True)
+        console.print(f"{what:9} {plain(value)}", markup=False, soft_wrap=True)
     console.print()
     console.print(render(summary, console.width))
 
@@ -113,11 +119,13 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from specbench.report.plain import plain
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
+        table.add_row(*(Text("" if value is None else plain(value)) for value in row.values()))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH

@@ -23,10 +23,14 @@ ambiguous: the interval reaches across F or 1/F, so more questions are needed; o
 
 The interval is over questions, so F must leave room for what differs between two starts of a machine or engine
 (seen: 11% of an engine's throughput). Defaults: speedup 0.95 on one machine and 0.80 across two, tau 0.98,
-tokens_per_s 0.90; memory at most 1.05 (--fail-above).
+tokens_per_s 0.90; memory at most 1.05 (--fail-above). METRIC=F sets one metric's limit (--fail-below tau=0.95);
+a bare F is for all of them, save that it never loosens tau's, which hardly varies.
 
 Prompts that both runs measured are paired; without enough of them a row is marked unpaired. Runs of different
-targets or sampling are never compared, nor tokens_per_s and memory across machines.
+targets or sampling are never compared, nor tokens_per_s and memory across machines. A method that only one of them
+measured is listed and not compared; with --strict one that only BASE measured is a regression.
+
+As BASE a saved baseline comes before a run of the same name, as NEW a run before a baseline.
 
 Exit code: 1 a regression, 2 nothing could be compared, 0 otherwise, ambiguous rows included.
 """
@@ -45,7 +49,7 @@ def paragraphs(text: str) -> str:
 
 
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="Run name, folder, or saved baseline.")],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Saved baseline or run: name or folder.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="Run name or folder.")],
     metric: Annotated[
         list[str] | None,
@@ -54,13 +58,17 @@ def compare(
     fail_below: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[METRIC=]F", help="Smallest NEW / BASE that is no regression; may be repeated."
+            metavar="[METRIC=]F",
+            help="Smallest NEW / BASE that is no regression: 0.9, or tau=0.9 for one metric; may be repeated.",
         ),
     ] = None,
     fail_above: Annotated[
         float | None, typer.Option(metavar="F", help="Largest NEW / BASE of memory that is no regression.")
     ] = None,
     overall: Annotated[bool, typer.Option("--overall", help="Only each method's overall row.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A method that only BASE measured is a regression.")
+    ] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help=f"{', '.join(FORMAT_NAMES)}; may be repeated, each with its --output."),
@@ -77,11 +85,13 @@ def compare(
     from specbench.analysis.compare import compare as compared
     from specbench.cli.report import write
     from specbench.report.ci import FORMATS
-    from specbench.store import find_runs, read_run
+    from specbench.store import find_baseline, find_runs, read_run
 
     wanted = _metrics(metric or list(DEFAULT))
-    first, second = (read_run(path) for path in find_runs(results, [base, new]))
-    found = compared(first, second, wanted, _limits(wanted, fail_below or [], fail_above))
+    limits = _limits(wanted, fail_below or [], fail_above)
+    first = read_run(find_baseline(results, base) or find_runs(results, [base])[0])
+    second = read_run(find_runs(results, [new])[0])
+    found = compared(first, second, wanted, limits, strict)
     if overall:
         found["rows"] = [row for row in found["rows"] if row["task"] == "overall"]
     if not found["rows"]:
@@ -135,7 +145,13 @@ def _metrics(names: list[str]) -> list[str]:
 
 
 def _limits(metrics: list[str], below: list[str], above: float | None) -> dict[str, float]:
-    """The limits given, by metric: a bare --fail-below is for every metric of which more is better."""
+    """The limits given, by metric: a bare --fail-below is for every metric of which more is better.
+
+    It is meant for what the machine's noise is in, which tau is not: tau's own limit stays where it is tighter.
+    """
+    from specbench.analysis.compare import METRICS
+
+    tight = METRICS["tau"].limit
     limits: dict[str, float] = {}
     for text in sorted(below, key=lambda text: "=" in text):  # the named ones last: they win
         name, _, number = text.rpartition("=")
@@ -145,7 +161,14 @@ def _limits(metrics: list[str], below: list[str], above: float | None) -> dict[s
         value = _ratio(f"--fail-below {text}", number)
         if value > 1:
             raise SpecbenchError(f"--fail-below {text} is above 1", "give the ratio NEW / BASE, e.g. 0.97")
-        limits |= dict.fromkeys([name] if name else [m for m in metrics if m != "memory"], value)
+        if name:
+            limits[name] = value
+            continue
+        if metrics == ["tau"] and value < tight:
+            raise SpecbenchError(
+                f"--fail-below {text} is looser than tau's limit, {tight}", f"write --fail-below tau={text}"
+            )
+        limits |= {m: max(value, tight) if m == "tau" else value for m in metrics if m != "memory"}
     if above is not None:
         if "memory" not in metrics:
             raise SpecbenchError("--fail-above is memory's limit", "add --metric memory, or leave it out")

@@ -1,4 +1,4 @@
-"""`specbench datastore`: texts made ready for REST."""
+"""`specbench datastore`: texts made ready to be searched by the methods rest and sam."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Annotated
 
 import typer
 
-group = typer.Typer(help="Datastores for the method rest.", no_args_is_help=True)
+HELP = "Datastores of text, for the methods rest (datastore=) and sam (corpus=)."
+
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="datastore")
 
 
-@group.callback()
+@group.callback(help=HELP)
 def _root() -> None:
-    """Datastores for the method rest."""
+    """Without it the one command would be no group."""
 
 
 @group.command()
@@ -29,12 +31,13 @@ def build(
     output: Annotated[
         Path | None, typer.Option(help="Folder to make. Default: in the cache, named after file and target.")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace a datastore of other files.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the checkpoint brings.")
     ] = False,
 ) -> None:
-    """Build a datastore from texts, and print where it is: use it as rest:datastore=PATH."""
+    """Build a datastore from texts, and print where it is: use it as rest:datastore=PATH or sam:corpus=PATH."""
     from specbench.errors import SpecbenchError
     from specbench.models.datastore import datastores_folder
     from specbench.models.datastore_build import build as build_datastore
@@ -50,7 +53,10 @@ def build(
         target, revision=revision, trust_remote_code=trust_remote_code, notify=notify
     )
     place = output or datastores_folder() / f"{files[0].name.partition('.')[0]}-{name.replace('/', '-')}"
-    tokens = build_datastore(files, tokenizer, name, place, notify)
+    tokens = build_datastore(files, tokenizer, name, place, notify, fresh=fresh)
     size = sum(part.stat().st_size for part in place.iterdir())
-    notify(f"{tokens:,} tokens in {size / 1e6:,.1f} MB; use --method rest:datastore={output or place.name}")
+    ref = output or place.name
+    notify(
+        f"{tokens:,} tokens in {size / 1e6:,.1f} MB; use --method rest:datastore={ref} or sam:corpus={ref}"
+    )
     print(place)

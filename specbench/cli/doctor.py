@@ -95,6 +95,12 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("memory", f"{_gb(memory['available_bytes'])} free of {_gb(memory['total_bytes'])}"))
     for device, measured in facts["bandwidth"].items():
         lines.append(("bandwidth", f"{device}: {_bandwidth(measured)}"))
+    lines += [
+        ("clocks", f"{device}: {_clocks(checks)}") for device, checks in facts["clocks"].items() if checks
+    ]
+    lines += [
+        ("graphs", f"{device}: {_graphs(checks)}") for device, checks in facts["graphs"].items() if checks
+    ]
     lines.append(("now", _quiet(facts["quiet"])))
     lines += [
         (f"{name.replace('_', ' ')} cache", _folder(folder)) for name, folder in facts["folders"].items()
@@ -124,6 +130,23 @@ def _gpu_lines(gpus: list[dict[str, Any]], state: dict[str, Any]) -> list[tuple[
     ]
     works = f"works, {state['driver_gpus']} GPU(s)" if state["nvml"] else f"not used ({state['why_not']})"
     return [*(lines or [("gpu", "none that torch can use: runs go to the processor")]), ("nvml", works)]
+
+
+def _clocks(checks: list[dict[str, Any]]) -> str:
+    worst = max(checks, key=lambda check: check["difference"])
+    return f"event spans and the host differ by {worst['difference']:.2%} at most"
+
+
+def _graphs(checks: list[dict[str, Any]]) -> str:
+    parts = []
+    for check in checks:
+        if check["eager"] is not None:
+            parts.append(f"{check['dtype']}: none ({check['eager']})")
+            continue
+        least = min(check["agreement"].values())
+        reads = "" if check["reads"] is None else f", {check['reads']:.2f} reads a round"
+        parts.append(f"{check['dtype']}: {least:.0%} of tokens as without{reads}")
+    return "; ".join(parts)
 
 
 def _quiet(quiet: dict[str, Any]) -> str:

@@ -72,6 +72,7 @@ def history(
 
 def _read(results: Path, names: list[str]) -> list:
     """The runs; where none is named, one that cannot be read is said and left out."""
+    from specbench.report.plain import plain
     from specbench.store import find_runs, list_runs, read_run
 
     if names:
@@ -81,5 +82,5 @@ def _read(results: Path, names: list[str]) -> list:
         try:
             runs.append(read_run(path))
         except SpecbenchError as error:
-            print(f"note: left out: {error.message}", file=sys.stderr)
+            print(f"note: left out: {plain(error.message)}", file=sys.stderr)
     return runs

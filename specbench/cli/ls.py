@@ -142,8 +142,10 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from specbench.report.plain import plain
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+    cells = [["" if value is None else plain(value) for value in row.values()] for row in rows]
     for column, *texts in zip(rows[0], *cells, strict=True):
         pieces = [piece for text in texts for piece in (text.split() if column in PROSE else [text])]
         widest = max(map(len, [*pieces, column]))

@@ -31,6 +31,7 @@ class Combined(Drafter):
         self.lossless = all(part.lossless for part in parts)
         self.warm = any(part.warm for part in parts)
         self.wants_answer = any(part.wants_answer for part in parts)
+        self.sends_probes = any(part.sends_probes for part in parts)
         self.taps = tuple(dict.fromkeys(tap for part in parts for tap in part.taps))
         self.max_nodes = max((part.max_nodes for part in parts), default=0)
 

@@ -104,6 +104,7 @@ class Drafter:
         lossless: False if the output distribution is not the target's own. Printed in every table.
         taps: hidden states of the target wanted: "embed", "layer:i", "final" (after the final norm).
         max_nodes: an upper bound on the nodes (and probes) of one draft: the target keeps that many spare slots.
+        sends_probes: True if drafts may have `probes`.
         warm: True if `begin` keeps what earlier prompts taught, until `forget`.
         wants_answer: True if `answer` must be set to the target's own answer before each batch (oracle).
 
@@ -114,6 +115,7 @@ class Drafter:
     lossless: bool = True
     taps: tuple[str, ...] = ()
     max_nodes: int = 0
+    sends_probes: bool = False
     warm: bool = False
     wants_answer: bool = False
     answer: list[list[int]] | None = None

@@ -94,6 +94,10 @@ class AdaptiveLength(DraftLength):
     Each row has a k of its own from its own acceptance, so that what a row proposes does not depend on its
     neighbours. A batch's pass is as wide as its longest draft: the others could ride along in it for nothing.
 
+    The costs are those of a short context, whatever a question's own (`decoding.rehearsal`). With thousands of tokens
+    of context a pass is dearer at every length; what a longer draft adds to it may have grown more or less than the
+    rest, and the choice does not know. A fixed k, swept, is the safer one there.
+
     Attributes:
         costs: by batch size; a size that was not measured takes `NOMINAL`.
     """

@@ -1,7 +1,8 @@
 """What a round costs by the number of tokens proposed, measured before the clock of any trial runs.
 
 The rounds are real ones, of the loop itself, over prompts that mean nothing: drafting, verifying and all that lies
-between cost what they will cost later, and nothing is learned about the questions to come.
+between cost what they will cost later, and nothing is learned about the questions to come. They stand behind a
+context of 64 tokens and some: what attention over a longer one adds is not in these costs.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ def rehearse(
     """Seconds of a round of `rows` rows by tokens proposed, for each of the lengths that `drafter` may choose from.
 
     The least of several, and of all longer rounds: what else a machine does only ever adds. Lengths that the target's
-    context has no room for are left out.
+    context has no room for are left out; without room for any nothing is run.
     """
     length = length_of(drafter)
     ladder = [
         k for k in length.ladder if PROMPT + sum(n + 1 for n in length.ladder if n <= k) < target.context
     ]
+    if not ladder:
+        return {}
     paced = _Paced(drafter, length, ladder)
     seconds: dict[int, float] = {}
     try:

@@ -11,7 +11,6 @@ followed equally often, single-precision probabilities, and a heap that compares
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -43,7 +42,7 @@ class Rule:
 
     def most(self, match: int) -> int:
         """Tokens after a match of so many."""
-        return min(self.k, int(match * self.factor + self.offset + 1e-6))
+        return int(min(self.k, match * self.factor + self.offset + 1e-6))
 
 
 class Limits(NamedTuple):
@@ -104,10 +103,14 @@ class SuffixTree(SuffixAutomaton):
     """Texts, and how often each of their substrings of up to `depth` tokens occurs in them.
 
     A text that is removed no longer counts; its states stay until the whole is dropped.
+
+    Attributes:
+        size, removed: tokens of the texts that count, and of those that were removed.
     """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self.size = self.removed = 0
         self.count: list[int] = []  # occurrences of each state's strings
         self.ranked: dict[int, Ranking] = {}  # what followed, where several tokens have
         super().__init__()
@@ -129,9 +132,12 @@ class SuffixTree(SuffixAutomaton):
         text.end = self.extend(text.end, token)
         text.recent = self._step(text.recent, length, token, 1)
         text.tokens.append(token)
+        self.size += 1
 
     def remove(self, text: Text) -> None:
         text.removed = True
+        self.size -= len(text.tokens)
+        self.removed += len(text.tokens)
         recent = 0
         for place, token in enumerate(text.tokens):
             recent = self._step(recent, min(place, self.depth - 1), token, -1)
@@ -284,18 +290,3 @@ class _Item:
 
     def __lt__(self, other: _Item) -> bool:
         return bool(self.prob > other.prob)
-
-
-class Answers:
-    """Texts of answers in one tree, the oldest ones leaving when there are more than `most`."""
-
-    def __init__(self, depth: int, most: int) -> None:
-        self.tree, self.most = SuffixTree(depth), most
-        self.kept: deque[Text] = deque()
-
-    def start(self) -> Text:
-        text = Text()
-        self.kept.append(text)
-        if len(self.kept) > self.most:
-            self.tree.remove(self.kept.popleft())
-        return text

@@ -47,6 +47,17 @@ class Tree:
     chain: bool
     siblings: int
 
+    @property
+    def verified(self) -> torch.Tensor:
+        """Bool `[B, T]`: root and candidates, whose logits follow the text or a draft of it; no probes or padding."""
+        return torch.cat([self.live[:, :1], self.candidate[:, 1:]], 1)
+
+
+def check_nodes(most: int) -> None:
+    """Raise ValueError where drafts of up to `most` nodes, probes included, are more than a pass can hold."""
+    if most > MOST_NODES:
+        raise ValueError(f"a draft of up to {most} nodes is too large, {MOST_NODES} is the most")
+
 
 def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool], vocab: int) -> Tree:
     """One `Tree` of a draft a row.

@@ -7,12 +7,17 @@ seed, which their `input_lens` must bear out.
 With one request at a time a request is a batch of its own. With more, the whole file is one batch whose seconds
 are the file's `duration`: tokens/s is then the tool's own output throughput, and there is one ratio and no
 interval. A request rate makes the arrivals, not the engine, set the throughput, so that no seconds are taken.
+
+The events of a request are its first chunk and those that the gaps lead to. Where there are as many as tokens, each
+is a token (SGLang's tool divides the wait for a chunk evenly among its tokens); elsewhere the tokens of a chunk are
+not told.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +142,15 @@ def _rows(result: Result, head: Row, timed: bool) -> Iterator[Row]:
         }
         if errors[i] or not tokens:
             row |= {"finish": "error", "error": str(errors[i] or "no output")}
+        else:
+            row["arrivals"] = _arrivals(first, result["itls"][i], int(tokens))
         yield row
+
+
+def _arrivals(first: float, gaps: Sequence[float], tokens: int) -> dict[str, list[Any]]:
+    """A request's events as in `Trial.arrivals`."""
+    ends = [round(end, 6) for end in accumulate(gaps, initial=first)]
+    return {"at_s": ends, "tokens": [1 if len(ends) == tokens else None] * len(ends)}
 
 
 def _latency(result: Result, i: int) -> float:

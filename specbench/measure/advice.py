@@ -135,5 +135,28 @@ def _busy_gpu(number: int, now: Facts | None) -> Iterator[Problem]:
         )
 
 
+def _self_check_rules(facts: Facts) -> Iterator[Problem]:
+    for device, checks in facts["clocks"].items():
+        for check in checks or ():
+            if not check["agrees"]:
+                yield Problem(
+                    f"{device}: event spans differ by {check['difference']:.1%} from the host's clock over "
+                    f"{check['host_s'] * 1e3:.0f} ms",
+                    "something else uses the GPU or this process's cores: times of rounds cannot be trusted",
+                )
+    for device, checks in facts["graphs"].items():
+        for check in checks or ():
+            if check["eager"] is not None:
+                yield Problem(
+                    f"{device}: no CUDA graphs ({check['eager']})",
+                    "vanilla and methods run without them alike, more slowly than they could",
+                )
+            elif not check["passed"]:
+                yield Problem(
+                    f"{device}: CUDA graphs in {check['dtype']} say something else than plain passes",
+                    "run with --graphs off, and report this with the output of `specbench doctor --json`",
+                )
+
+
 INSTALL_RULES = (_install_rules,)
-RULES = (_noise_rules, _memory_rules, _folder_rules, _hub_rules, _gpu_rules)
+RULES = (_noise_rules, _memory_rules, _folder_rules, _hub_rules, _gpu_rules, _self_check_rules)

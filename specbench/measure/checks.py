@@ -144,6 +144,28 @@ def bandwidth() -> Facts:
     return measured
 
 
+def clocks() -> Facts:
+    """Event spans of the first GPU against the host's clock; null without one."""
+    import torch
+
+    from specbench.measure.clock_check import check_cuda_clock
+
+    if not torch.cuda.is_available():
+        return {"cuda:0": None}
+    return {"cuda:0": [check.to_json() for check in check_cuda_clock()]}
+
+
+def graphs() -> Facts:
+    """CUDA graphs against plain passes on the first GPU, and how often a round waits for it; null without one."""
+    import torch
+
+    from specbench.graph_check import check_graphs
+
+    if not torch.cuda.is_available():
+        return {"cuda:0": None}
+    return {"cuda:0": [check.to_json() for check in check_graphs("cuda:0")]}
+
+
 SECTIONS: dict[str, Callable[[], Facts]] = {
     "quiet": quietness,  # first: the others make noise
     "machine": describe,
@@ -152,6 +174,8 @@ SECTIONS: dict[str, Callable[[], Facts]] = {
     "folders": folders,
     "hub": hub,
     "bandwidth": bandwidth,
+    "clocks": clocks,
+    "graphs": graphs,
 }
 
 

@@ -230,8 +230,11 @@ def _find(lib: Any, name: str, environ: Mapping[str, str], uuid: str | None) -> 
     if wanted is None or isinstance(wanted, str):
         return _by_uuid(lib, wanted) if wanted else None
     uuid = cuda_uuid(name) if uuid is None else uuid
-    if uuid and (found := _by_uuid(lib, f"GPU-{uuid}")):
-        return found
+    for kind in (
+        ("GPU-", "MIG-") if uuid else ()
+    ):  # of a divided GPU, torch gives its own or the slice's, by version
+        if found := _by_uuid(lib, f"{kind}{uuid}"):
+            return found
     handle, why = ask(lib, "nvmlDeviceGetHandleByIndex", wanted)
     return None if why else _slice_in_use(lib, handle)
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench.measure.bandwidth import measure_bandwidth, measure_matmul
-from specbench.measure.cpu import CpuProbe
 from specbench.measure.machine import cpu_facts
-from specbench.models.kept import keep, kept
+from specbench.models.kept import kept, measured
 
 FOLDER = "speed"  # in the cache
 VERSION = 1  # raise when the way of measuring changes
@@ -51,17 +50,17 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
     known = None if again else kept(file)
     if isinstance(known, dict) and known.keys() == Speed.__dataclass_fields__.keys():
         return Speed(**known)
-    probe = CpuProbe(threads or 1)
-    probe.start()
-    try:
+
+    def measure() -> dict[str, Any]:
         memory = measure_bandwidth(device, 0.5)
         rate = measure_matmul(device, numbers, 0.4)
+        return Speed(name, kind, threads, memory.copy_gb_s, memory.read_gb_s, rate / 1e12).to_json()
+
+    try:
+        found, _ = measured(file, measure, threads or 1)
     except (RuntimeError, MemoryError):
         return None
-    found = Speed(name, kind, threads, memory.copy_gb_s, memory.read_gb_s, rate / 1e12)
-    if not probe.stop().contended:  # what somebody else slowed down serves this run, and no other
-        keep(file, found.to_json())
-    return found
+    return Speed(**found)
 
 
 def _name(device: Any) -> str:

@@ -2,8 +2,9 @@
 
 Two forms are read. Ours is a folder: `tokens.npy` (uint16, or uint32 for vocabularies that need it), documents
 divided by the largest number of that type; `suffixes.npy` (int32), the suffix array; `datastore.json`, what it was
-made of. The official one (FasterDecoding/REST) is a file of shards, each [u32 bytes][tokens u16][u32 bytes][suffix
-array i32], little-endian; where its tokens are u32, as its README advises for large vocabularies, that is seen.
+made of, and the tokens' SHA-256. The official one (FasterDecoding/REST) is a file of shards, each [u32 bytes][tokens
+u16][u32 bytes][suffix array i32], little-endian; where its tokens are u32, as its README advises for large
+vocabularies, that is seen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,15 @@ from specbench.models.gguf import cache_folder
 SCHEMA = 1
 FACTS, TOKENS, SUFFIXES = "datastore.json", "tokens.npy", "suffixes.npy"
 REBUILD = "build it again with `specbench datastore build`"
+SAMPLE = 1024  # places of a suffix array that are looked at when it is opened
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A text, `tokens` unsigned `[N]`, and the places of its suffixes in rising order, `suffixes` int `[N]`."""
+    """A text, `tokens` unsigned `[N]`, and the places of its suffixes in rising order, `suffixes` int `[N]`.
+
+    Whatever reads a place raises SpecbenchError if it lies outside the text: a file may be damaged anywhere.
+    """
 
     tokens: np.ndarray
     suffixes: np.ndarray
@@ -40,7 +46,9 @@ class Shard:
         length = len(pattern)
 
         def head(entry: int) -> list[int]:
-            start = self.suffixes[entry]
+            start = self.suffixes.item(entry)
+            if not 0 <= start < len(self.tokens):
+                raise _outside(start)
             return self.tokens[start : start + length].tolist()
 
         entries = range(len(self.suffixes))
@@ -52,12 +60,24 @@ class Shard:
 
         The least token stands first, after the one match that may end the text.
         """
-        after = [int(self.suffixes[entry]) + length for entry in entries[:2]]
+        after = self._places(entries[:2]) + length
         return any(place < len(self.tokens) and self.tokens[place] < vocab for place in after)
+
+    def check(self) -> None:
+        """Look at a sample of the suffix array, its ends included."""
+        self._places(np.linspace(0, len(self.suffixes) - 1, SAMPLE, dtype=np.int64))
+
+    def _places(self, entries: range | np.ndarray) -> np.ndarray:
+        """Where the suffixes of these entries begin, int64 `[M]`."""
+        wanted = slice(entries.start, entries.stop) if isinstance(entries, range) else entries
+        places = self.suffixes[wanted].astype(np.int64)
+        if len(places) and not 0 <= places.min() <= places.max() < len(self.tokens):
+            raise _outside(places.min() if places.min() < 0 else places.max())
+        return places
 
     def following(self, entries: range, length: int, depth: int, vocab: int) -> np.ndarray:
         """What follows these matches, int64 `[M, depth]`, -1 from the end of the document or vocabulary on."""
-        start = self.suffixes[entries.start : entries.stop].astype(np.int64) + length
+        start = self._places(entries) + length
         places = start[:, None] + np.arange(depth)
         tokens = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int64)
         ended = (places >= len(self.tokens)) | (tokens >= vocab)
@@ -65,13 +85,19 @@ class Shard:
 
     def first_following(self, entries: range, length: int, depth: int, vocab: int) -> list[int]:
         """What follows the earliest of these matches that anything follows, up to `depth` tokens of its document."""
-        after = self.suffixes[entries.start : entries.stop].astype(np.int64) + length
+        after = self._places(entries) + length
         after = after[after < len(self.tokens)]
         after = after[self.tokens[after] < vocab]
         if not len(after):
             return []
         tokens = self.tokens[after.min() :][:depth].tolist()
         return list(takewhile(lambda token: token < vocab, tokens))
+
+
+def _outside(place: int) -> SpecbenchError:
+    return SpecbenchError(
+        f"a datastore is damaged: its suffix array has a place outside its text ({place})", REBUILD
+    )
 
 
 @dataclass(frozen=True)
@@ -147,12 +173,21 @@ class Datastore:
 
     def identity(self) -> dict[str, Any]:
         """Who it is, for the manifest."""
-        return {
-            "name": self.path.name,
-            "ref": str(self.path),
-            "kind": "datastore",
-            "tokens": len(self),
-        } | self.facts
+        known = {"name": self.path.name, "ref": str(self.path), "kind": "datastore", "tokens": len(self)}
+        return known | self.facts | {"sha256": self.sha256}
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the tokens: as the file says, else the whole text is read for it."""
+        return self.facts.get("sha256") or tokens_hash(*(shard.tokens for shard in self.shards))
+
+
+def tokens_hash(*texts: np.ndarray) -> str:
+    """SHA-256 over the bytes of token ids, text after text."""
+    digest = hashlib.sha256()
+    for tokens in texts:
+        digest.update(np.ascontiguousarray(tokens).data)
+    return digest.hexdigest()
 
 
 def vocabulary_hash(tokenizer: Any) -> str:
@@ -193,7 +228,11 @@ def _open_folder(path: Path) -> Datastore:
         newer = facts["schema"] > SCHEMA
         # As plain arrays: indexing a memmap costs several times as much.
         tokens, suffixes = (np.asarray(np.load(path / name, mmap_mode="r")) for name in (TOKENS, SUFFIXES))
-        whole = len(tokens) == len(suffixes) == facts["tokens"] > 0 and {"target", "tokenizer"} <= set(facts)
+        sound = tokens.shape == suffixes.shape == (facts["tokens"],) and facts["tokens"] > 0
+        whole = sound and {"target", "tokenizer"} <= set(facts)
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise SpecbenchError(f"{path} is no datastore: there is no {missing} in it", REBUILD) from error
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise SpecbenchError(f"{path} is no datastore: {type(error).__name__}: {error}", REBUILD) from error
     if newer:
@@ -202,7 +241,7 @@ def _open_folder(path: Path) -> Datastore:
         )
     if not whole or tokens.dtype not in (np.uint16, np.uint32) or suffixes.dtype.kind != "i":
         raise SpecbenchError(f"the datastore {path} is damaged: its parts do not fit together", REBUILD)
-    return Datastore(path, (Shard(tokens, suffixes),), facts)
+    return _checked(Datastore(path, (Shard(tokens, suffixes),), facts))
 
 
 def _open_official(path: Path) -> Datastore:
@@ -220,7 +259,13 @@ def _open_official(path: Path) -> Datastore:
         if not count or len(places) != 4 * count or len(texts) not in (2 * count, 4 * count):
             raise damaged
         shards.append(Shard(texts.view("<u2" if len(texts) == 2 * count else "<u4"), places.view("<i4")))
-    return Datastore(path, tuple(shards))
+    return _checked(Datastore(path, tuple(shards)))
+
+
+def _checked(store: Datastore) -> Datastore:
+    for shard in store.shards:
+        shard.check()
+    return store
 
 
 def _block(data: mmap.mmap, place: int) -> tuple[np.ndarray, int]:

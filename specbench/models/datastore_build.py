@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from specbench.errors import SpecbenchError
-from specbench.models.datastore import FACTS, SCHEMA, SUFFIXES, TOKENS, vocabulary_hash
+from specbench.models.datastore import FACTS, SCHEMA, SUFFIXES, TOKENS, tokens_hash, vocabulary_hash
 from specbench.models.suffix_array import suffix_array
 
 BATCH_CHARACTERS = 1_000_000  # tokenised at a time, and about as much is read of a text at a time
@@ -27,20 +27,25 @@ def build(
     target: str,
     output: Path,
     notify: Callable[[str], None] = lambda line: None,
+    *,
+    fresh: bool = False,
 ) -> int:
-    """Build a datastore in the folder `output`, in place of one that is there; the number of its tokens.
+    """Build a datastore in the folder `output`, in place of one of the same files; the number of its tokens.
 
     Args:
         files: plain texts (each a document), or JSONL (`.jsonl`, each row a document); `.gz` is unpacked.
         tokenizer: the target's.
         target: its name, for the record.
+        fresh: also take the place of a datastore of other files.
 
     Raises:
-        SpecbenchError: a file that cannot be read, a row without text, nothing to store, or no place to write.
+        SpecbenchError: a datastore of other files is there, a file that cannot be read, a row without text, nothing
+            to store, or no place to write.
     """
     files = list(files)
-    if output.exists() and not (output / FACTS).is_file():
-        raise SpecbenchError(f"{output} exists and is no datastore", "give another --output")
+    names = [str(file.absolute()) for file in files]
+    if output.exists():
+        _may_replace(output, names, fresh, notify)
     kind = np.uint16 if len(tokenizer) < np.iinfo(np.uint16).max else np.uint32
     pieces, documents = [], 0
     for ids, ends in _tokenised(files, tokenizer):
@@ -58,11 +63,27 @@ def build(
         "target": target,
         "tokenizer": vocabulary_hash(tokenizer),
         "tokens": len(tokens),
+        "sha256": tokens_hash(tokens),
         "documents": documents,
-        "files": [str(file) for file in files],
+        "files": names,
     }
     write(output, tokens, suffix_array(tokens), facts)
     return len(tokens)
+
+
+def _may_replace(output: Path, files: list[str], fresh: bool, notify: Callable[[str], None]) -> None:
+    if not (output / FACTS).is_file():
+        raise SpecbenchError(f"{output} exists and is no datastore", "give another --output")
+    try:
+        known = [str(file) for file in json.loads((output / FACTS).read_text(encoding="utf-8"))["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        known = ["unknown"]
+    if known != files and not fresh:
+        raise SpecbenchError(
+            f"{output} is a datastore of other files: {', '.join(known)}",
+            "give another --output, or --fresh to replace it",
+        )
+    notify(f"replaces {output}, of {'the same' if known == files else 'other'} files")
 
 
 def _tokenised(files: list[Path], tokenizer: Any) -> Iterator[tuple[list[int], bool]]:

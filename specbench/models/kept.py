@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from specbench.measure.cpu import CpuProbe
+
+Facts = TypeVar("Facts")
+
+DISTURBED = (
+    "note: the machine was busy with other things meanwhile: what was measured serves this run only, "
+    "and the next one measures again"
+)
 
 
 def kept(file: Path) -> Any:
@@ -13,6 +23,22 @@ def kept(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def measured(file: Path, measure: Callable[[], Facts], threads: int) -> tuple[Facts, bool]:
+    """What `measure` returns, kept in `file` unless other processes disturbed it; and whether they left it alone.
+
+    Args:
+        measure: returns what JSON can hold.
+        threads: threads it computes with (torch's on a CPU, 1 on a GPU).
+    """
+    probe = CpuProbe(threads)
+    probe.start()
+    facts = measure()
+    quiet = not probe.stop().contended
+    if quiet:
+        keep(file, facts)
+    return facts, quiet
 
 
 def keep(file: Path, facts: Any) -> None:

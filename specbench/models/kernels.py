@@ -2,7 +2,8 @@
 
 torch's own small-batch matrix product (MKL) can take three times as long for four tokens as for one, and a
 verify pass is just that. Which kernel wins depends on the processor, the shape and the number of tokens, so it is
-measured once, for vanilla and methods alike, kept on disk (same kernels, same tokens) and in the manifest.
+measured once, for vanilla and methods alike, kept on disk (same kernels, same tokens) and in the manifest. What other
+processes disturbed is not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from specbench.measure.machine import cpu_facts
-from specbench.models.kept import keep, kept
+from specbench.models.kept import DISTURBED, kept, measured
 
 TOKENS = (1, 2, 4, 8, 16, 64)  # measured; between two of them the larger one's choice holds
 SMALLEST = 20_000_000  # weights below which nothing is gained
@@ -85,17 +86,26 @@ def pack(
     for layer in layers:
         shapes[f"{layer.out_features}x{layer.in_features}"].append(layer)
     file = folder / f"kernels-{_key(layers[0], shapes)}.json"
-    choices = _kept(file, shapes)
-    if choices is None:
-        notify("measuring which matrix kernels are fastest here, once…")
-        choices = {shape: _measure(group) for shape, group in shapes.items()}
-        keep(file, choices)
+    choices = _kept(file, shapes) or _choose(file, shapes, notify)
     for shape, group in shapes.items():
         if "packed" in choices[shape].values():
             at = tuple(choices[shape][str(tokens)] == "packed" for tokens in TOKENS)
             for layer in group:
                 _convert(layer, at, switch)
     return switch, choices
+
+
+def _choose(file: Path, shapes: dict[str, list[nn.Linear]], notify: Callable[[str], None]) -> Choices:
+    """The choices by shape, measured now."""
+    notify(f"measuring which matrix kernels are fastest here, once; delete {file} to measure again…")
+
+    def measure() -> Choices:
+        return {shape: _measure(group) for shape, group in shapes.items()}
+
+    choices, quiet = measured(file, measure, torch.get_num_threads())
+    if not quiet:
+        notify(DISTURBED)
+    return choices
 
 
 def _worthwhile(layers: list[nn.Linear]) -> bool:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -175,9 +175,11 @@ class Passes:
         made: passes made so far.
     """
 
+    made_by_all: ClassVar[int] = 0
+
     def __init__(self, name: str, make: Make | None = None, off: str | None = None, most: int = MOST) -> None:
         self.name, self.off, self.made = name, off, 0
-        self._given, self._make, self._most = make, make or self._capture, most
+        self._make, self._most = make, most
         self._kept: OrderedDict[tuple[Kind, int], FixedPass] = OrderedDict()
         self._asked: OrderedDict[Kind, _Asked] = OrderedDict()
         self._shapes: set[tuple[int, int, int]] = set()
@@ -188,7 +190,7 @@ class Passes:
 
     def like(self, name: str) -> Passes:
         """As these, for another model."""
-        return Passes(name, self._given, self.off, self._most)
+        return Passes(name, self._make, self.off, self._most)
 
     def run(
         self,
@@ -223,7 +225,7 @@ class Passes:
             return {name: tensor.clone() for name, tensor in outputs.items()}
         return {name: tensor[:, :width].clone() for name, tensor in outputs.items()}
 
-    def variants(self, rows: int) -> list[Hashable]:
+    def variants(self, rows: int) -> list[Any]:
         """The variants that passes of so many rows have come up in."""
         return list(dict.fromkeys(kind.variant for kind in self._asked if kind.rows == rows))
 
@@ -287,13 +289,14 @@ class Passes:
             buffers = asked.buffers(kind.width, length)
             if inputs is not None:
                 FixedPass(asked.compute, buffers, length).prepare(inputs)
-            made = self._make(asked.compute, buffers, length)
+            made = (self._make or self._capture)(asked.compute, buffers, length)
         except Exception as error:  # noqa: BLE001 - a model's code, the driver and compilers fail in many ways
             self.clear()
             self.off = first_line(error)
             _log.warning("the %s runs without CUDA graphs: %s", self.name, self.off)
             return None
         self.made += 1
+        Passes.made_by_all += 1
         self._shapes.add((kind.rows, kind.width, length))
         self._kept[key] = made
         if len(self._kept) > self._most:
@@ -312,7 +315,7 @@ _everyone: weakref.WeakSet[Passes] = weakref.WeakSet()
 
 def made() -> int:
     """Passes made in this process so far: a trial in which one was made paid for it."""
-    return sum(each.made for each in _everyone)
+    return Passes.made_by_all
 
 
 def held_bytes() -> int:

@@ -154,7 +154,7 @@ class Target:
         if self.passes.off is not None or not self.cache.ready:
             return
         lengths = buckets(shortest, longest, self.cache.slots)
-        for taps, skipped in self.passes.variants(rows):  # type: ignore[misc]
+        for taps, skipped in self.passes.variants(rows):
             with self.tapping(taps), self.skipping(skipped) if skipped else contextlib.nullcontext():
                 self.passes.ahead(rows, (taps, skipped), self.cache.version, lengths)
 

@@ -12,6 +12,7 @@ from specbench.analysis.compare import AMBIGUOUS, REGRESSED
 from specbench.report import comparison as words
 from specbench.report.base import Row
 from specbench.report.comparison import Comparison, markdown
+from specbench.report.plain import plain
 
 # What XML 1.0 cannot hold, even escaped.
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -20,12 +21,18 @@ NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit(comparison: Comparison) -> str:
     """A test case a row: a regression fails, an ambiguous row is skipped with its reason, the rest passes.
 
-    The form is that of JUnit's Ant task (testsuites / testsuite / testcase), which GitHub, GitLab and Jenkins read.
+    A method that could not be compared is a skipped case of its own. The form is that of JUnit's Ant task
+    (testsuites / testsuite / testcase), which GitHub, GitLab and Jenkins read.
     """
-    rows = comparison["rows"]
+    rows, missing = comparison["rows"], comparison["missing"]
     failed = sum(row["verdict"] == REGRESSED for row in rows)
-    skipped = sum(row["verdict"] == AMBIGUOUS for row in rows)
-    counts = {"tests": str(len(rows)), "failures": str(failed), "errors": "0", "skipped": str(skipped)}
+    skipped = sum(row["verdict"] == AMBIGUOUS for row in rows) + len(missing)
+    counts = {
+        "tests": str(len(rows) + len(missing)),
+        "failures": str(failed),
+        "errors": "0",
+        "skipped": str(skipped),
+    }
     suites = ET.Element("testsuites", counts)
     name = f"{comparison['new']['name']} against {comparison['base']['name']}"
     suite = ET.SubElement(suites, "testsuite", {"name": _xml(name), **counts})
@@ -39,6 +46,10 @@ def junit(comparison: Comparison) -> str:
             ET.SubElement(case, "skipped", {"message": said})
         else:
             ET.SubElement(case, "system-out").text = said
+    for place in missing:
+        name = words.method(place)
+        case = ET.SubElement(suite, "testcase", {"classname": "specbench.compared", "name": _xml(name)})
+        ET.SubElement(case, "skipped", {"message": _xml(f"{name}: {place['reason']}")})
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -56,11 +67,11 @@ def github_action_benchmark(comparison: Comparison) -> str:
 
 
 def _benchmark(row: Row) -> dict[str, Any]:
-    entry = {"name": words.label(row), "unit": row["unit"], "value": row["new"]["point"]}
+    entry = {"name": plain(words.label(row)), "unit": row["unit"], "value": row["new"]["point"]}
     low, high = row["new"]["low"], row["new"]["high"]
     if low is not None and high is not None:
         entry["range"] = f"± {(high - low) / 2:.3g}"
-    return entry | {"extra": words.sentence(row)}
+    return entry | {"extra": plain(words.sentence(row))}
 
 
 def _json(comparison: Comparison) -> str:
@@ -68,7 +79,7 @@ def _json(comparison: Comparison) -> str:
 
 
 def _xml(text: str) -> str:
-    return NOT_XML.sub("�", text)
+    return NOT_XML.sub("�", plain(text))
 
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {

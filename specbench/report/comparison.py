@@ -36,10 +36,15 @@ HOW_TO_READ = (
 
 
 def headline(comparison: Comparison) -> str:
-    """`1 regressed, 5 no change; by task: 2 ambiguous, 6 no change`: the overall rows, then the others."""
+    """`1 regressed, 5 no change; by task: 2 ambiguous, 6 no change; 1 method not compared`.
+
+    The overall rows, then the others, then what has no row.
+    """
     overall = [row["verdict"] for row in comparison["rows"] if row["task"] == OVERALL]
     parts = [row["verdict"] for row in comparison["rows"] if row["task"] != OVERALL]
-    return "; by task: ".join(_counts(verdicts) for verdicts in (overall, parts) if verdicts)
+    counted = "; by task: ".join(_counts(verdicts) for verdicts in (overall, parts) if verdicts)
+    lost = len({method(place) for place in comparison["missing"]})
+    return counted + (f"; {lost} method{'s' * (lost > 1)} not compared" if lost else "")
 
 
 def _counts(verdicts: Sequence[str]) -> str:
@@ -90,7 +95,8 @@ def change(row: Row) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{ratio - 1:+.1%}"
+    text = f"{ratio - 1:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
 def limit(row: Row) -> str:
@@ -144,8 +150,13 @@ def _terminal(comparison: Comparison, every: bool) -> Iterator[RenderableType]:
     yield grid
     yield Text("")
     if len(shown) < len(rows):
-        text = f"{len(rows) - len(shown)} rows of tasks show no change or rest on too few questions (--all)"
-        yield Text(text, style="dim")
+        hidden = len(rows) - len(shown)
+        what = (
+            "1 row of tasks shows no change or rests"
+            if hidden == 1
+            else f"{hidden} rows of tasks show no change or rest"
+        )
+        yield Text(f"{what} on too few questions (--all)", style="dim")
     reasons: dict[str, list[str]] = {}
     for row in shown:
         if row["reason"]:

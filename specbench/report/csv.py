@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,13 @@ from specbench.report.base import Format, Row, Summary
 from specbench.report.plain import plain
 
 # What a spreadsheet would run (OWASP, "CSV injection"), the full-width spellings that some accept with it.
-FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+BREAKS = frozenset("\t\r\n")  # in front, they are as bad
+# What is not seen before it, and may be dropped: blanks, and Unicode's Default_Ignorable_Code_Point.
+UNSEEN = re.compile(
+    r"[\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]*"
+)
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
@@ -58,8 +65,14 @@ def cell(value: Any) -> str:
         return " ".join(cell(item) or "nan" for item in value)
     if not isinstance(value, str):
         return str(value)
-    quote = "'" if value.lstrip(" ").startswith(FORMULA) else ""
-    return quote + plain(value)
+    return ("'" if _is_formula(value) else "") + plain(value)
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a spreadsheet might run it."""
+    unseen = UNSEEN.match(text)
+    start = unseen.end() if unseen else 0
+    return text.startswith(FORMULA, start) or not BREAKS.isdisjoint(text[:start])
 
 
 FORMAT = Format("csv", "report.csv", render)

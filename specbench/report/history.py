@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as csv_module
 import io
 import json as json_module
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ History = dict[str, Any]
 
 BARS = "▁▂▃▄▅▆▇█"
 COMMIT = 12  # hex digits shown
+FOLD, TITLE_LINES = 90, 3  # characters of a panel's title that fit on a line; lines of each of its parts
 HEADINGS = ("date", "run", "value", "prompts", "commit", "machine")
 
 
@@ -144,9 +146,15 @@ def figure(history: History) -> Figure:
         labels = [plain((start or run)[:10]) for start, run in runs]
         panel.set_xticks(range(len(runs)), labels, rotation=30, ha="right")
         panel.set_ylabel(f"{history['metric']}{unit}")
-        panel.set_title("\n".join(plain(line) for line in title(group)), loc="left", wrap=True)
+        panel.set_title("\n".join(_folded(title(group))), loc="left")
         panel.legend()
     return drawn
+
+
+def _folded(lines: Sequence[str]) -> Iterator[str]:
+    """Lines no wider than a panel, words without an end broken: what is wider leaves the panel no room."""
+    for line in lines:
+        yield from textwrap.wrap(plain(line), FOLD, max_lines=TITLE_LINES, placeholder=" …")
 
 
 def _whiskers(points: Sequence[dict[str, Any]]) -> list[list[float]]:

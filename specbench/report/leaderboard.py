@@ -13,6 +13,7 @@ from specbench.report import words
 from specbench.report.base import Format, Row, Summary
 from specbench.report.markdown import escape
 from specbench.report.words import BASELINE, OVERALL
+from specbench.thresholds import RANKED_QUESTIONS, RANKED_WIDTH
 
 IDENTITY = ("dtype", "quantization", "revision")
 SETTINGS = {
@@ -27,8 +28,9 @@ NO_RIVAL = ("oracle",)  # knows the answer: an upper bound, not a method
 NOTES = (
     "Speedup end to end over the vanilla of the same run, a ratio of sums, with a 95% interval over questions",
     "τ counts tokens per round, the target's own bonus token included",
-    "Bold: the whole interval is above every other method's, and above 1; oracle, which knows the answer, does not "
-    "compete",
+    "Bold: the whole interval is above every other method's, and above 1, rests on at least "
+    f"{RANKED_QUESTIONS} questions and is no wider than ±{RANKED_WIDTH:.0%}; oracle, which knows the answer, does "
+    "not compete",
 )
 
 Line = tuple[str, dict[str, Row]]  # a method's label, and its rows by task
@@ -116,9 +118,9 @@ def _cell(lines: Sequence[Line], row: Row | None, task: str) -> str:
 
 
 def _best(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether the row's interval is clear of every other method's, vanilla's 1 included."""
+    """Whether the row's interval ranks, and is clear of every other method's, vanilla's 1 included."""
     low = row["speedup"]["low"]
-    if low is None or low <= 1 or _competes(row) is False:
+    if low is None or low <= 1 or not words.ranks(row) or not _competes(row):
         return False
     rivals = [other for other in rows if other["method"] != row["method"] and _competes(other)]
     return all(_reach(other) < low for other in rivals)

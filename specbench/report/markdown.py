@@ -14,12 +14,24 @@ from specbench.report.words import Section
 
 INTERVAL = r"\[\d+\.\d\d, \d+\.\d\d\](?![(\[:])"  # is no link, and reads better unescaped
 SPECIAL = re.compile(INTERVAL + r"|[\\`*_{}\[\]#|~$!]")
+# What GitHub turns into links, and people into notified ones: addresses, @names, #numbers. It looks at the rendered
+# text, so that no escape helps: a zero-width space goes to each of these places. `model@q4_1` is none of them.
+LINKED = re.compile(
+    r"(?<=www)(?=\.)"
+    r"|(?<=\w:)(?=//)"
+    r"|(?<![^\W_]@)(?<=@)(?=\w)"
+    r"|(?<=@)(?=[\w\\-]+\.\w)"
+    r"|(?<=#)(?=\d)",
+    re.IGNORECASE,
+)
+APART = "&#8203;"
 
 
 def escape(text: Any) -> str:
     """Text that stays text in Markdown: one line, no markup, no HTML, no cell of its own."""
     line = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return SPECIAL.sub(lambda match: match[0] if len(match[0]) > 1 else "\\" + match[0], line)
+    line = SPECIAL.sub(lambda match: match[0] if len(match[0]) > 1 else "\\" + match[0], line)
+    return LINKED.sub(APART, line)
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.report.base import Row, Summary
+from specbench.thresholds import RANKED_QUESTIONS, RANKED_WIDTH
 
 NONE = "–"
 BASELINE, AGAIN, OVERALL = "vanilla", "vanilla-again", "overall"
@@ -180,12 +181,21 @@ def verdict(row: Row, section: Section, escape: Callable[[str], str] = str) -> s
     return "; ".join(parts)
 
 
+def ranks(row: Row) -> bool:
+    """Whether the row's speedup is known well enough to be called the best or the worst of several."""
+    from specbench.analysis.intervals import half_width  # brings scipy, which --help need not wait for
+
+    width = half_width(row["speedup"])
+    questions = row["prompts"] / (row["batch_size"] or 1)  # a batch counts as one
+    return width is not None and width <= RANKED_WIDTH and questions >= RANKED_QUESTIONS
+
+
 def extremes(row: Row, section: Section, escape: Callable[[str], str] = str) -> str | None:
-    """The tasks on which the method does best and worst, of those with an interval; None where all read alike."""
+    """The tasks on which the method does best and worst, of those that rank; None where all read alike."""
     found = [
         part
         for part in section.parts
-        if part["method"] == row["method"] and part["category"] is None and part["speedup"]["low"] is not None
+        if part["method"] == row["method"] and part["category"] is None and ranks(part)
     ]
     found.sort(key=lambda part: part["speedup"]["point"])
     if not found or times(found[0]["speedup"]["point"]) == times(found[-1]["speedup"]["point"]):

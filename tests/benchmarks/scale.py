@@ -7,13 +7,13 @@ into FOLDER, which is kept and used again, then reads and summarises it in a pro
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +53,26 @@ def write(folder: Path, count: int) -> None:
                         agreement=None if order == 0 else {"same": True, "first_difference": None, "logit_gap": None},
                     )  # fmt: skip
                     file.write(json.dumps(trial.to_json()) + "\n")
-    (folder / MANIFEST).write_text(
-        json.dumps({"schema": 1, "name": "scale", "target": {"name": "simulated"}})
-    )
+    (folder / MANIFEST).write_text(json.dumps(manifest()))
+
+
+def manifest() -> dict[str, Any]:
+    """With what the floors of the passes are worked out from, as a real run has it."""
+    from specbench.analysis.roofline import Architecture
+
+    target = Architecture(
+        layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=14336, vocab=128256, tied=False,
+        windows=((None, 32),), cached=2048, attended=8192, dense_parameters=8 * 10**9, dense_bytes=16 * 10**9,
+    )  # fmt: skip
+    speed = {"device": "simulated", "copy_gb_s": 900.0, "read_gb_s": 900.0, "matmul_tflop_s": 300.0}
+    facts = {"architecture": target.to_json(), "speed": speed}
+    return {"schema": 1, "name": "scale", "target": {"name": "simulated"}, "roofline": facts}
+
+
+def peak_bytes() -> int:
+    """Most memory this process ever held; `ru_maxrss` would tell of the process that started it too."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
 def measure(folder: Path) -> None:
@@ -64,10 +81,11 @@ def measure(folder: Path) -> None:
     from specbench.store import read_run
 
     def report(what: str, since: tuple[float, float]) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        peak = peak_bytes() / 2**30
         wall, cpu = time.perf_counter() - since[0], time.process_time() - since[1]
         print(f"{what:10} {wall:6.1f} s  processor {cpu:6.1f} s  peak so far {peak:.2f} GiB", flush=True)
 
+    before = peak_bytes()
     start = time.perf_counter(), time.process_time()
     run = read_run(folder)
     report("read", start)
@@ -76,6 +94,7 @@ def measure(folder: Path) -> None:
     summary = summarise([run])
     report("summarise", start)
     print(f"           {len(summary['rows'])} rows, {len(summary['warnings'])} warnings")
+    print(f"           {(peak_bytes() - before) / len(run.trials):,.0f} bytes a trial")
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,134 @@
+"""Whether decoding through fixed-shape passes (CUDA graphs) says what plain passes say, on a small random target.
+
+In float32 the tokens must be the same ones. In bfloat16 padding may change which kernel computes a product, and so
+its last bit; the tokens then agree up to a first near-tie.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specbench.decoding.draft import Drafter
+from specbench.decoding.loop import DraftVerify
+from specbench.decoding.method import Method, Request
+from specbench.measure.clock import NullClock
+from specbench.models.passes import Make, Passes
+from specbench.models.target import Target
+
+NEW, PROMPTS, VOCAB = 160, 2, 512
+LEAST_AGREEMENT = 0.5  # of tokens in bfloat16: what diverges at a near-tie does so late
+
+
+@dataclass(frozen=True)
+class GraphCheck:
+    """What one dtype showed.
+
+    agreement: share of tokens, by drafter, before the first that differs from plain passes'.
+    shapes: passes made, as rows x columns x slots.
+    eager: why passes ran plainly after all, or None.
+    reads: waits for the device a round, None where they cannot be counted.
+    """
+
+    dtype: str
+    agreement: dict[str, float]
+    shapes: list[str]
+    eager: str | None
+    reads: float | None
+
+    @property
+    def passed(self) -> bool:
+        least = 1.0 if self.dtype == "float32" else LEAST_AGREEMENT
+        return self.eager is None and bool(self.shapes) and min(self.agreement.values()) >= least
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "passed": self.passed}
+
+
+def check_graphs(device: torch.device | str, make: Make | None = None, new: int = NEW) -> list[GraphCheck]:
+    """Vanilla, a chain and a tree, with and without fixed passes, in float32 and bfloat16.
+
+    Args:
+        make: makes a pass; None captures CUDA graphs.
+    """
+    return [_check(torch.device(device), dtype, make, new) for dtype in (torch.float32, torch.bfloat16)]
+
+
+def _check(device: torch.device, dtype: torch.dtype, make: Make | None, new: int) -> GraphCheck:
+    model = _random_model(device, dtype)
+    plain, fixed = Target(model), Target(model)
+    fixed.passes = Passes("random target of the self-check", make)
+    request = Request([[(7 * row + 3 * i * i) % VOCAB for i in range(20 + row)] for row in range(PROMPTS)], new)
+    answer = _tokens(_method(plain, "vanilla", None), request)
+    agreement, reads = {}, None
+    for name in ("vanilla", "chain", "tree"):
+        method = _method(fixed, name, answer)
+        _tokens(method, request)  # makes the passes
+        method.prepare(request)
+        found, waits = _counting_waits(method, request)
+        agreement[name] = _agreement(answer, found)
+        reads = waits if device.type == "cuda" else None
+    facts = fixed.passes.facts()
+    name = str(dtype).removeprefix("torch.")
+    return GraphCheck(name, agreement, facts["shapes"], facts["eager"], reads)
+
+
+def _random_model(device: torch.device, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.15,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.to(device, dtype).eval().requires_grad_(False)
+
+
+def _method(target: Target, name: str, answer: list[list[int]] | None) -> Method:
+    from specbench.spec import find_method
+
+    if name == "vanilla":
+        return DraftVerify(target, Drafter(target))
+    method = DraftVerify(
+        target, find_method("oracle")(target, rate=0.8, k=4, tree=12 if name == "tree" else 0)
+    )
+    assert answer is not None
+    method.set_answer(answer)
+    return method
+
+
+def _tokens(method: Method, request: Request) -> list[list[int]]:
+    rounds = list(method.generate(request, NullClock()))
+    return [[t for one in rounds for t in one.tokens[row]] for row in range(len(request.prompts))]
+
+
+def _counting_waits(method: Method, request: Request) -> tuple[list[list[int]], float | None]:
+    """The tokens, and how often a round waited for the device (by torch's own account of it)."""
+    if not torch.cuda.is_available():
+        return _tokens(method, request), None
+    before = torch.cuda.get_sync_debug_mode()
+    rounds = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            rounds = list(method.generate(request, NullClock()))
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    waits = sum("synchronizing" in str(one.message) for one in seen)
+    tokens = [[t for one in rounds for t in one.tokens[row]] for row in range(len(request.prompts))]
+    return tokens, waits / len(rounds)
+
+
+def _agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
+    same = 0
+    for one, other in zip(ours, theirs, strict=True):
+        pairs = zip(one, other, strict=True)
+        same += next((place for place, (a, b) in enumerate(pairs) if a != b), len(one))
+    return same / sum(map(len, ours))

@@ -1,0 +1,85 @@
+"""What `doctor` runs on a GPU, run on made-up clocks and, without a capture, on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specbench.graph_check import check_graphs
+from specbench.measure.clock import EventStamps
+from specbench.measure.clock_check import LENGTHS_S, TOLERANCE, compare_clocks
+from specbench.models.passes import FixedPass, Tensors
+
+
+class Device:
+    """A GPU and a host with a clock each. Starting costs the host `launch` s; the device takes `work` s a piece."""
+
+    def __init__(self, work: float, launch: float = 5e-6, drift: float = 1.0) -> None:
+        self.work, self.launch, self.drift = work, launch, drift
+        self.host_s = self.busy_until = 0.0
+        self.stamps = EventStamps(lambda: Event(self), lambda event: event.record(), self.wait)
+
+    def start(self) -> None:
+        self.host_s += self.launch
+        self.busy_until = max(self.busy_until, self.host_s) + self.work
+
+    def wait(self) -> None:
+        self.host_s = max(self.host_s, self.busy_until) + 2e-5  # waking up takes the host a moment
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def record(self) -> None:
+        self.device.host_s += 1e-6
+        self.at = max(self.device.busy_until, self.device.host_s)
+
+    def elapsed_time(self, later: Event) -> float:
+        return (later.at - self.at) * 1e3 * self.device.drift
+
+
+def checks_of(device: Device) -> list[Any]:
+    return compare_clocks(device.stamps, device.start, host=lambda: device.host_s)
+
+
+@pytest.mark.parametrize("work", [1e-6, 1e-4, 3e-3])
+def test_clocks_that_agree(work: float) -> None:
+    checks = checks_of(Device(work))
+    assert [check.host_s for check in checks] == pytest.approx(list(LENGTHS_S), rel=0.3)
+    assert all(check.agrees for check in checks)
+    assert all(check.to_json()["difference"] <= TOLERANCE for check in checks)
+
+
+@pytest.mark.parametrize("drift", [0.98, 1.02])
+def test_clocks_that_differ_are_found_at_every_length(drift: float) -> None:
+    assert not any(check.agrees for check in checks_of(Device(1e-4, drift=drift)))
+
+
+def test_fixed_passes_pass_the_self_check() -> None:
+    single, half = check_graphs("cpu", FixedPass, new=60)
+    assert (single.dtype, half.dtype) == ("float32", "bfloat16")
+    assert single.agreement == {"vanilla": 1.0, "chain": 1.0, "tree": 1.0}
+    assert single.passed
+    assert half.passed
+    assert single.eager is None
+    assert {shape.split("x")[1] for shape in single.shapes} >= {"1", "8", "16"}
+    assert single.to_json()["passed"] is True
+
+
+def test_passes_that_say_something_else_do_not() -> None:
+    class Wrong(FixedPass):
+        def run(self) -> Tensors:
+            return {name: tensor.flip(-1) for name, tensor in super().run().items()}
+
+    assert not any(check.passed for check in check_graphs("cpu", Wrong, new=20))
+
+
+def test_a_device_that_captures_nothing_does_not_pass() -> None:
+    def refuse(*_: Any) -> FixedPass:
+        raise RuntimeError("no graphs here")
+
+    checks = check_graphs("cpu", refuse, new=12)
+    assert [check.eager for check in checks] == ["RuntimeError: no graphs here"] * 2
+    assert not any(check.passed for check in checks)
