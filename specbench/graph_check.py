@@ -61,7 +61,9 @@ def _check(device: torch.device, dtype: torch.dtype, make: Make | None, new: int
     model = _random_model(device, dtype)
     plain, fixed = Target(model), Target(model)
     fixed.passes = Passes("random target of the self-check", make)
-    request = Request([[(7 * row + 3 * i * i) % VOCAB for i in range(20 + row)] for row in range(PROMPTS)], new)
+    request = Request(
+        [[(7 * row + 3 * i * i) % VOCAB for i in range(20 + row)] for row in range(PROMPTS)], new
+    )
     answer = _tokens(_method(plain, "vanilla", None), request)
     agreement, reads = {}, None
     for name in ("vanilla", "chain", "tree"):
