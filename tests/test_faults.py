@@ -44,7 +44,7 @@ def refused(result: Result, *wanted: str, code: int = 2) -> None:
         (["--method", "prompt-lookup:n=3"], ["no option 'n'", "k, ngram, partial"]),
         (["--method", "vanilla:k=3"], ["no option 'k'", "none"]),
         (["--method", "prompt-lookup:k=many"], ["k=many", "a whole number"]),
-        (["--method", "prompt-lookup:k=0"], ["k and ngram must be at least 1"]),
+        (["--method", "prompt-lookup:k=0"], ["k must be at least 1"]),
         (["--method", "prompt-lookup:k"], ["is not key=value"]),
         (["--method", "oracle", "--method", "oracle"], ["oracle is given twice"]),
         (["--method", "draft-model"], ["needs a draft model", "--draft REF"]),

@@ -14,6 +14,7 @@ from test_detect import DFLASH, EAGLE, EAGLE3, LLAMA, MEDUSA, ZLAB, H, V, folder
 from tiny_folder import Result, Workplace, save_folder, specbench
 
 from specbench.analysis.caution import Overall, method_warnings
+from specbench.analysis.definitions import DEFINITIONS
 from specbench.build import DRAFTS_OF, PUBLISHED, Named, _registered_drafts
 from specbench.errors import SpecbenchError
 from specbench.manifest import FIXED, resumed
@@ -317,7 +318,7 @@ def test_a_run_takes_the_registrys_draft_and_warns_of_a_low_tau(drafted: Workpla
 def warned(
     tau: float | None, positions: int = 5, *, published: float | None = 2.6, target: str = "t"
 ) -> list[str]:
-    row = {
+    row = dict.fromkeys(DEFINITIONS) | {
         "run": "r", "method": "eagle3", "batch_size": 1, "concurrency": None, "failed": 0, "trials": 1,
         "excluded": 0, "outliers": 0,
         "decode_speedup": {"low": None, "point": None}, "speedup": {"low": None, "point": None, "high": None},
