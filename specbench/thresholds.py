@@ -10,3 +10,6 @@ RANKED_WIDTH, RANKED_QUESTIONS = 0.30, 8
 
 THROTTLED = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 """Reasons of NVML that make a trial worthless. A power cap is listed, but it is how a busy GPU normally runs."""
+
+MIN_CLUSTERS = 5
+"""Fewer questions say nothing about other questions: no interval."""

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from specbench.thresholds import MIN_CLUSTERS
+
 Floats = NDArray[np.float64]
 Estimate = dict[str, float | None]
 
-MIN_CLUSTERS = 5  # fewer questions say nothing about other questions: no interval
 RESAMPLES = 2000
 MAX_CLUSTERS = 1000  # more are pooled into this many random groups: as good, and bounded in time
 SLICE = 5  # resamples multiplied at once: so few that BLAS starts no threads, which fight over a busy machine

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.report.base import Row, Summary
-from specbench.thresholds import RANKED_QUESTIONS, RANKED_WIDTH
+from specbench.thresholds import MIN_CLUSTERS, RANKED_QUESTIONS, RANKED_WIDTH
 
 NONE = "–"
 BASELINE, AGAIN, OVERALL = "vanilla", "vanilla-again", "overall"
-TOO_FEW = 5  # questions an interval needs (analysis/intervals.py)
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -152,7 +151,7 @@ def speedup(row: Row) -> str:
 
 
 def few(row: Row) -> str:
-    return f"n={row['prompts']}" if row["prompts"] < TOO_FEW else "few"  # few: batches, not questions
+    return f"n={row['prompts']}" if row["prompts"] < MIN_CLUSTERS else "few"  # few: batches, not questions
 
 
 def output(row: Row) -> str:
