@@ -16,12 +16,15 @@ from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.draft_length import K, draft_length
 from specbench.decoding.learned import LearnedDrafter
 from specbench.decoding.marginal_tree import best_first
+from specbench.decoding.method import Request
 from specbench.decoding.sampling import draw, probabilities
 from specbench.decoding.tree import MOST_NODES
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.dflash import DFlashNet, open_dflash
-from specbench.models.drafts import open_heads
+from specbench.models.drafts import open_heads, quantised
+from specbench.models.fixed_pass import SLOTS, Tensors
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -37,6 +40,7 @@ class DFlash(LearnedDrafter):
         tree: chain, or ddtree.
         nodes: DDTree's budget of nodes.
         k: tokens of the block's chain that are proposed, or auto; 0 is all of them. The block is guessed whole.
+        quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(
@@ -47,12 +51,14 @@ class DFlash(LearnedDrafter):
         tree: Literal["chain", "ddtree"] = "chain",
         nodes: int = 64,
         k: K = 0,
+        quantize: Quantize = "none",
     ) -> None:
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"nodes must be 1 to {MOST_NODES}")
         checkpoint = open_heads(draft, "dflash", ("dflash", "dspark"))
         self.net: DFlashNet = open_dflash(checkpoint, target)
-        super().__init__(target, self.net, checkpoint.identity("DFlash draft"), self.net.cache)
+        who = quantised(self.net, checkpoint.identity("DFlash draft"), quantize, target)
+        super().__init__(target, self.net, who, self.net.cache)
         self.settings = self.net.settings
         if tree == "ddtree" and self.settings.markov is not None:
             raise ValueError(
@@ -68,12 +74,17 @@ class DFlash(LearnedDrafter):
         self.taps = tuple(dict.fromkeys(self.settings.taps(target)))
         self.max_nodes = nodes if tree == "ddtree" else self.length.longest
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        longest = request.capacity + self.settings.block + 1
+        self.net.reserve(len(request.prompts), longest)
+        self.make_ahead(request, longest)
+
     def begin(self, prompts: list[list[int]]) -> None:
         self.length.begin(len(prompts))
         self._prompts = [len(prompt) for prompt in prompts]
         self._context = Context(self.net)
         self._context.rewind([0] * len(prompts))
-        self.net.reserve(len(prompts), self.request.capacity + self.settings.block + 1)
 
     def observe(self, outcome: Outcome) -> None:
         self.length.observe(outcome)
@@ -82,7 +93,13 @@ class DFlash(LearnedDrafter):
         kept = self._prompts if outcome.prefill else [accepted + 1 for accepted in outcome.accepted]
         counts = [0 if done else count for count, done in zip(kept, outcome.finished, strict=True)]
         taps = [outcome.taps[name].to(self.net.device) for name in self.settings.taps(self.target)]
-        self.net.remember(outcome.along_path(torch.cat(taps, -1)), self._context, counts)
+        features = outcome.along_path(torch.cat(taps, -1))
+        positions, slots = self._context.occupy(features.shape[1], counts)
+        if outcome.prefill:
+            self.net.remember(features, positions, slots)
+        else:
+            inputs = {"features": features, "positions": positions, SLOTS: slots}
+            self.fixed("remember", self._remember, inputs, bucket=True)
         self._roots = [tokens[-1] if tokens else 0 for tokens in outcome.tokens]
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
@@ -90,8 +107,9 @@ class DFlash(LearnedDrafter):
         if not any(wanted):
             return [Draft()] * len(budgets)
         roots = send(self._roots, self.net.device)
-        hidden = self.net.block(roots, self._context)
-        logits = self.net.logits(hidden)
+        inputs = {"roots": roots[:, None], "start": self._context.starts()}
+        block = self.fixed("block", self._block, inputs, self._context.reach(self.settings.block))
+        hidden, logits = block["hidden"], block["logits"]
         if self.tree == "ddtree":
             tokens, parents, counts = best_first(logits.float().log_softmax(-1), self.nodes, wanted)
             return [
@@ -106,6 +124,15 @@ class DFlash(LearnedDrafter):
             for row, n in enumerate(wanted)
         ]
         return self.length.proposed(drafts)
+
+    def _remember(self, inputs: Tensors, _length: int) -> Tensors:
+        self.net.remember(inputs["features"], inputs["positions"], inputs[SLOTS])
+        return {}
+
+    def _block(self, inputs: Tensors, length: int) -> Tensors:
+        """Hidden states `[B, drafts, H]` of the block behind each root, and logits `[B, drafts, V]`."""
+        hidden = self.net.block(inputs["roots"][:, 0], self._context, inputs["start"], length)
+        return {"hidden": hidden, "logits": self.net.logits(hidden)}
 
     def _left_to_right(
         self,

@@ -19,6 +19,7 @@ from specbench.decoding.draft_length import DraftLength, HeuristicLength, K, dra
 from specbench.decoding.method import Request
 from specbench.models.device import send
 from specbench.models.drafts import known_ids, open_draft_model
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -35,6 +36,7 @@ class DraftModel(Drafter):
         schedule: constant; heuristic, k + 2 after a full acceptance, else k - 1; or confidence, which stops *after*
             a token the draft itself gave less than `threshold` (dropping a sampled token would be biased).
         threshold: for `confidence`.
+        quantize: what the draft model's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class DraftModel(Drafter):
         k: K = 5,
         schedule: Literal["constant", "heuristic", "confidence"] = "constant",
         threshold: float = 0.4,
+        quantize: Quantize = "none",
     ) -> None:
         super().__init__(target)
         self.length = _length(k, schedule)
-        self.draft = open_draft_model(draft, target, "draft-model")
+        self.draft = open_draft_model(draft, target, "draft-model", quantize=quantize)
         self.threshold = threshold if schedule == "confidence" else 0.0
         self.max_nodes = self.length.longest
 

@@ -16,6 +16,7 @@ from specbench.decoding.feature_drafter import FeatureDrafter
 from specbench.decoding.sampling import draw_distinct, probabilities
 from specbench.decoding.static_tree import named
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -30,6 +31,7 @@ class Eagle1(FeatureDrafter):
         draft: a folder or Hub id with an EAGLE-1, EAGLE-2 or HASS draft.
         tree: the shape: eagle1 (25 nodes, 5 deep), or Medusa's mc_sim_7b_63.
         sampled: draw proposals when the target samples.
+        quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(
@@ -39,8 +41,9 @@ class Eagle1(FeatureDrafter):
         draft: str | Checkpoint | None = None,
         tree: str = "eagle1",
         sampled: bool = True,
+        quantize: Quantize = "none",
     ) -> None:
-        super().__init__(target, draft, "eagle1", ("eagle",))
+        super().__init__(target, draft, "eagle1", ("eagle",), quantize)
         self.tree, self.sampled = named(tree).narrow(self.net.vocab), sampled
         self.max_nodes = self.tree.width
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from specbench.decoding.method import Clock, Request, Round
 from specbench.decoding.reference import Reference
 from specbench.models.drafts import open_draft_model
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -19,6 +20,7 @@ class HFAssisted(Reference):
         k: tokens proposed a round.
         schedule: constant or heuristic.
         threshold: stop drafting after a token the draft gave less than this; 0 is off.
+        quantize: what the draft model's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class HFAssisted(Reference):
         k: int = 20,
         schedule: Literal["constant", "heuristic"] = "constant",
         threshold: float = 0.4,
+        quantize: Quantize = "none",
     ) -> None:
         super().__init__(target)
-        self.draft = open_draft_model(draft, target, "hf-assisted", share=False)
+        self.draft = open_draft_model(draft, target, "hf-assisted", share=False, quantize=quantize)
         config = self.draft.model.generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, schedule
         config.assistant_confidence_threshold = threshold

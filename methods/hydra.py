@@ -13,12 +13,14 @@ import torch
 from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.method import Request
 from specbench.decoding.static_tree import StaticTree, named
 from specbench.decoding.tree import arange
 from specbench.models import hydra
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.drafts import open_heads
+from specbench.models.fixed_pass import Tensors
 from specbench.models.target import Target
 
 
@@ -41,10 +43,14 @@ class Hydra(LearnedDrafter):
         self.tree = named(tree).narrow(self.net.vocab).clip(len(self.net.heads))
         self.max_nodes = self.tree.width
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        self.net.prefix.reserve(len(request.prompts), request.capacity)
+        self.make_ahead(request, request.capacity)
+
     def begin(self, prompts: list[list[int]]) -> None:
         self._lengths = [len(prompt) for prompt in prompts]
         self._context = Context(self.net.prefix)
-        self.net.prefix.reserve(len(prompts), self.request.capacity)
 
     def observe(self, outcome: Outcome) -> None:
         """Feed the prefix layer what was verified: the prompt, or the root and what was accepted after it."""
@@ -59,7 +65,8 @@ class Hydra(LearnedDrafter):
         else:
             verified = zip(outcome.accepted, outcome.finished, strict=True)
             counts = [0 if done else accepted + 1 for accepted, done in verified]
-            output = self.net.prefix(hidden, self._context.extend(hidden.shape[1], counts))
+            at = self._context.extend(hidden.shape[1], counts)
+            output = self.fixed_pass("prefix", self.net.prefix, at, hidden=hidden)
         last = send([max(n - 1, 0) for n in counts], device)
         self._state = output[arange(len(counts), device), last]
         self._roots = send([new[-1] if new else 0 for new in outcome.tokens], device)
@@ -68,18 +75,26 @@ class Hydra(LearnedDrafter):
         tree = self.tree.clip(max(budgets))
         if not tree.width:
             return [Draft()] * len(budgets)
-        return tree.drafts(torch.cat(self._grow(tree), 1), budgets)
+        if tree is self.tree:
+            inputs = {"state": self._state[:, None], "roots": self._roots[:, None]}
+            tokens = self.fixed("tree", self._whole_tree, inputs)["tokens"]
+        else:  # near an end
+            tokens = self._grow(tree, self._state, self._roots)
+        return tree.drafts(tokens, budgets)
 
-    def _grow(self, tree: StaticTree) -> list[torch.Tensor]:
-        """The tokens `[B, n]` of each level."""
-        path = torch.cat([self._state, self._embed(self._roots)], -1)[:, None]
+    def _whole_tree(self, inputs: Tensors, _length: int) -> Tensors:
+        return {"tokens": self._grow(self.tree, inputs["state"][:, 0], inputs["roots"][:, 0])}
+
+    def _grow(self, tree: StaticTree, state: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+        """The tokens `[B, n]` of a tree, from the prefix layer's outputs `[B, H]` and the roots `[B]`."""
+        path = torch.cat([state, self._embed(roots)], -1)[:, None]
         grown = []
         for head, level in enumerate(tree.levels(path.device)):
             tokens = level.pick(self.net.logits(head, path).topk(level.ranks).indices)
             grown.append(tokens)
             above = path[:, level.parent[level.inner]]
             path = torch.cat([above, self._embed(tokens[:, level.inner])], -1)
-        return grown
+        return torch.cat(grown, 1)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.net.embed(tokens, self.target).to(self._state)
+        return self.net.embed(tokens, self.target).to(self.net.prefix.device, self.net.prefix.dtype)

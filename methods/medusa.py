@@ -14,13 +14,15 @@ import torch
 
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.method import Request
 from specbench.decoding.sampling import Sampling, probabilities
-from specbench.decoding.static_tree import named
+from specbench.decoding.static_tree import StaticTree, named
 from specbench.decoding.tree import Tree, arange, walk
 from specbench.decoding.verify import Verdict
 from specbench.models.checkpoint import Checkpoint, open_checkpoint
 from specbench.models.device import send
 from specbench.models.drafts import open_heads
+from specbench.models.fixed_pass import Tensors
 from specbench.models.medusa import INSIDE, only_heads, open_medusa
 from specbench.models.target import Target
 
@@ -57,7 +59,12 @@ class Medusa(LearnedDrafter):
         self.max_nodes = self.tree.width
         self._hidden: torch.Tensor | None = None  # of each row's last verified token, `[B, H]`
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        self.make_ahead(request, request.capacity)
+
     def release(self) -> None:
+        super().release()
         self._hidden = None
 
     def begin(self, prompts: list[list[int]]) -> None:
@@ -74,8 +81,18 @@ class Medusa(LearnedDrafter):
         if not tree.width:
             return [Draft()] * len(budgets)
         assert self._hidden is not None, "propose comes after observe"
-        ranked = self.heads.logits(self._hidden, tree.depth).topk(tree.ranks).indices
-        return tree.drafts(tree.pick(ranked), budgets)
+        if tree is self.tree:
+            tokens = self.fixed("tree", self._whole_tree, {"hidden": self._hidden[:, None]})["tokens"]
+        else:  # near an end
+            tokens = self._guess(tree, self._hidden)
+        return tree.drafts(tokens, budgets)
+
+    def _guess(self, tree: StaticTree, hidden: torch.Tensor) -> torch.Tensor:
+        """The tokens `[B, n]` of a tree, from hidden states `[B, H]`."""
+        return tree.pick(self.heads.logits(hidden, tree.depth).topk(tree.ranks).indices)
+
+    def _whole_tree(self, inputs: Tensors, _length: int) -> Tensors:
+        return {"tokens": self._guess(self.tree, inputs["hidden"][:, 0])}
 
     def judge(
         self, tree: Tree, logits: torch.Tensor, generators: Sequence[torch.Generator] | None

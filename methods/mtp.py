@@ -6,13 +6,15 @@ Source: DeepSeek-V3 (arXiv 2412.19437, §2.2); GLM-4.5, Qwen3-Next and others ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from specbench.decoding.context import Context
+from specbench.decoding.context import Context, Layout
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.draft_length import K, draft_length
 from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.method import Request
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.mtp import open_mtp
@@ -43,6 +45,12 @@ class Mtp(LearnedDrafter):
         self.length = draft_length(k or self.layers)
         self.max_nodes = self.length.longest
 
+    def prepare(self, request: Request) -> None:
+        super().prepare(request)
+        longest = request.capacity + self.max_nodes + 1
+        self.net.reserve(len(request.prompts), longest)
+        self.make_ahead(request, longest)
+
     def release(self) -> None:
         super().release()
         self._states = torch.empty(0)
@@ -53,7 +61,7 @@ class Mtp(LearnedDrafter):
         self._context = Context(self.net)
         self._states = torch.empty(0)
         self._counts = [0] * len(prompts)
-        self.net.reserve(len(prompts), self.request.capacity + self.max_nodes + 1)
+        self._first = True  # the next pass is over the prompt
 
     def observe(self, outcome: Outcome) -> None:
         self.length.observe(outcome)
@@ -103,15 +111,23 @@ class Mtp(LearnedDrafter):
         for step in range(max(wanted)):
             layer = min(step, self.layers - 1)
             if step < self.layers:
-                states = self.net.run(layer, ids, states, at)
+                states = self._run(layer, ids, states, at)
                 state = states[rows, ends]
             else:  # the last layer once more, on its own state and its own token
                 at = self._context.extend(1, [int(want > step) for want in wanted])
-                state = self.net.run(layer, tokens[-1][:, None], state[:, None], at)[:, 0]
+                state = self._run(layer, tokens[-1][:, None], state[:, None], at)[:, 0]
             tokens.append(self.net.logits(layer, state).argmax(-1))
             # The next layer reads one token further on: the text's, and at the end what was just drafted.
             ids = ids.roll(-1, 1).scatter(1, ends[:, None], tokens[-1][:, None])
+        self._first = False
         return torch.stack(tokens, 1)
+
+    def _run(self, layer: int, tokens: torch.Tensor, hidden: torch.Tensor, at: Layout) -> torch.Tensor:
+        """`MtpNet.run`, by a pass of fixed shape where that serves: prompts are of every length."""
+        if self._first:
+            return self.net.run(layer, tokens, hidden, at)
+        net = partial(self.net.run, layer)
+        return self.fixed_pass(("layer", layer), net, at, tokens=tokens, hidden=hidden)
 
     def _last_tokens(self, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The last `counts[b]` tokens of each text, int64 `[B, W]`, right-padded; each last one's column `[B]`."""

@@ -18,6 +18,7 @@ from specbench.decoding.method import Request
 from specbench.errors import SpecbenchError
 from specbench.models.device import send
 from specbench.models.drafts import known_ids, open_draft_model
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -31,12 +32,20 @@ class Pard(LearnedDrafter):
     Options:
         draft: the PARD draft, any REF a target may be; its config has a `pard_token`.
         k: tokens proposed a round, or auto.
+        quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
-    def __init__(self, target: Target, *, draft: str | Target | None = None, k: K = 12) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        draft: str | Target | None = None,
+        k: K = 12,
+        quantize: Quantize = "none",
+    ) -> None:
         self.length = draft_length(k)
-        self.draft = open_draft_model(draft, target, "pard", kinds=("pard",), share=False)
-        super().__init__(target, self.draft.model, self.draft.identity, self.draft.cache)
+        self.draft = open_draft_model(draft, target, "pard", kinds=("pard",), share=False, quantize=quantize)
+        super().__init__(target, self.draft.model, self.draft.identity, self.draft.cache, self.draft.passes)
         self.mask = _mask_token(self.draft)
         self.max_nodes = self.length.longest
 

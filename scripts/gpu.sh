@@ -8,7 +8,8 @@
 #
 # Variables: PYTHON; SPECBENCH_GPU_DEVICE (cuda), _DTYPE (bfloat16), _TARGET, _MOE and _SMALL (targets), _TEXT (a target
 # with trained weights; SmolLM2 where its weights are in the Hub's cache), _LIMIT (questions a task), _TOKENS (new
-# ones), _BATCHES, _NAME (of the folders), _SECONDS (for everything), _OUTPUT (where results/ and reports/ are made).
+# ones), _BATCHES, _COMPILE (0: no run with --compile), _NAME (of the folders), _SECONDS (for everything), _OUTPUT
+# (where results/ and reports/ are made).
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -21,7 +22,8 @@ small=${SPECBENCH_GPU_SMALL:-random:smollm2-135m}
 limit=${SPECBENCH_GPU_LIMIT:-8}
 tokens=${SPECBENCH_GPU_TOKENS:-128}
 batches=${SPECBENCH_GPU_BATCHES:-4,16}
-seconds=${SPECBENCH_GPU_SECONDS:-520}
+compile=${SPECBENCH_GPU_COMPILE:-1}
+seconds=${SPECBENCH_GPU_SECONDS:-450}
 smollm2=${HF_HOME:-$HOME/.cache/huggingface}/hub/models--HuggingFaceTB--SmolLM2-135M-Instruct
 text=${SPECBENCH_GPU_TEXT:-$([ -d "$smollm2" ] && echo smollm2-135m)}
 
@@ -45,7 +47,7 @@ step() {
     failed+=("$what: no time left")
     return 1
   fi
-  timeout --foreground -s INT "$most" "$python" -m specbench "$@"
+  timeout --foreground -s INT -k 20 "$most" "$python" -m specbench "$@"
   local code=$?
   [ $code -eq 0 ] || failed+=("$what: exit $code")
   return $code
@@ -65,12 +67,12 @@ oracles=(--method oracle:rate=0.8,k=4 --method oracle:rate=0.8,k=8 --method orac
   --method oracle:rate=0.8,k=8,tree=60)
 random=(--task chat --ignore-eos --max-new-tokens "$tokens" --no-text)
 
-step doctor 20 doctor
+step doctor 20 doctor --strict
 step roofline 15 roofline --target "$target" --device "$device" --dtype "$dtype" --tau 3.4 --draft-tokens 8 \
   --plot "$reports/roofline.svg"
-measure eager-float32 15 --target "$small" --dtype float32 --graphs off --limit 2 "${random[@]}" \
+measure eager-float32 15 --target "$small" --dtype float32 --graphs off --limit 5 "${random[@]}" \
   --method oracle:rate=0.8,k=8 --method oracle:rate=0.8,k=8,tree=60
-measure graphs-float32 15 --target "$small" --dtype float32 --graphs auto --limit 2 "${random[@]}" \
+measure graphs-float32 15 --target "$small" --dtype float32 --graphs auto --limit 5 "${random[@]}" \
   --method oracle:rate=0.8,k=8 --method oracle:rate=0.8,k=8,tree=60
 step graphs-against-eager 20 compare eager-float32 graphs-float32 --results "$results" --metric tau --fail-below 1
 measure dense 50 --target "$target" --dtype "$dtype" --limit "$limit" "${random[@]}" "${oracles[@]}" \
@@ -85,9 +87,18 @@ else
   echo "no trained weights here (SPECBENCH_GPU_TEXT): the text run is left out"
 fi
 
-seconds=$((SECONDS + 60)) # reports are always made
+if [ "$compile" = 0 ]; then
+  echo "SPECBENCH_GPU_COMPILE=0: the run with --compile is left out"
+elif [ $((seconds - SECONDS)) -ge 120 ]; then # compiling alone takes half of it
+  measure compiled 95 --target "$small" --dtype "$dtype" --compile --limit 2 "${random[@]}" \
+    --method oracle:rate=0.8,k=8
+else
+  echo "less than two minutes left: the run with --compile is left out"
+fi
+
+seconds=$((SECONDS + 60 + seconds / 20)) # reports are always made
 if [ ${#runs[@]} -gt 0 ]; then
-  step report 50 report "${runs[@]}" --results "$results" --output "$reports" --format html --format md
+  step report 70 report "${runs[@]}" --results "$results" --output "$reports" --format html --format md
   step table 90 report "${runs[@]}" --results "$results" --output - --format leaderboard >"$reports/table.md"
 fi
 

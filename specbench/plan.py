@@ -8,8 +8,8 @@ from itertools import zip_longest
 
 from specbench.config import RunConfig
 from specbench.questions import Question, Task
+from specbench.thresholds import LAPS
 
-LAPS = 4  # requests in a block for each that is in flight
 RATE_BLOCK = 32  # requests in a block that come at a rate
 
 

@@ -160,9 +160,10 @@ class Runner:
             for other in self.methods:
                 other.method.release()
             reading = measure_memory(generation, self.target.device, self.gpu)
-            own = self.target.weights_bytes() + named.method.weights_bytes()
+            drafter = named.method.weights_bytes()
+            own = self.target.weights_bytes() + drafter
             peak, before = reading["peak_bytes"], reading["before_bytes"]
-            reading["weights_bytes"] = own
+            reading["weights_bytes"], reading["draft_weights_bytes"] = own, drafter
             reading["kv_bytes"] = named.method.kv_bytes()
             reading["graph_bytes"] = held_bytes() if self.target.device.type == "cuda" else None
             reading["peak_bytes"] = None if peak is None or before is None else own + max(0, peak - before)

@@ -22,6 +22,11 @@ from typing import Any
 
 from specbench.errors import SpecbenchError
 
+try:
+    import msgspec
+except ImportError:  # a checkout that is not installed (scripts/gpu.sh): reading takes four times as long
+    msgspec = None  # type: ignore[assignment]
+
 SCHEMA = 1
 MANIFEST, TRIALS = "manifest.json", "trials.jsonl"
 TIMES = ("draft_s", "verify_s", "round_s")  # of a round
@@ -40,7 +45,8 @@ class Rounds:
     entry stands for and `with_draft` how many of those had a draft; its `round_s` is their mean. None: one each.
 
     `experts`, of a mixture of experts: how many different ones the verify pass woke (all rows of its batch together),
-    the mean over the MoE layers.
+    the mean over the MoE layers. `probes`: nodes that rode in the verify pass without being candidates, where a
+    method sends such.
     """
 
     drafted: list[int] | None = field(default_factory=list)
@@ -53,6 +59,7 @@ class Rounds:
     verify_s: Sequence[float] | None = None
     round_s: Sequence[float] | None = None
     experts: list[float] | None = None
+    probes: list[int] | None = None
 
     def __post_init__(self) -> None:
         for name in TIMES:
@@ -74,9 +81,11 @@ class Trial:
     estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled", "captured");
     `contended` says that a trial, counted or not, got clearly less than its share of the machine.
 
-    Of engines: `concurrency` requests were in flight, or `request_rate` a second were sent; `acceptance` is the
-    engine's own account (`specbench.engines.record.Acceptance`); `arrivals` has the seconds since the request was
-    sent and the tokens (None: not told) of each event that bore some; `retries` counts attempts before this one.
+    Of engines: `concurrency` requests were in flight, or `request_rate` a second were sent; `sent_s` is when this one
+    was, in seconds after the first of its block; `acceptance` is the engine's own account
+    (`specbench.engines.record.Acceptance`); `arrivals` has the seconds since the request was sent and the tokens
+    (None: not told) of each event that bore some; `retries` counts attempts before this one. `agreement` of an
+    engine's answer has `same_text` beside `same`, which is by token ids where there are some.
     """
 
     task: str
@@ -92,7 +101,7 @@ class Trial:
     attempt: int = 0
     concurrency: int | None = None
     request_rate: float | None = None
-    state: str = "cold"
+    state: str | None = "cold"
     prompt_tokens: int = 0
     output_tokens: int = 0
     output_ids: list[int] = field(default_factory=list)
@@ -102,6 +111,7 @@ class Trial:
     prefill_s: float | None = None
     decode_s: float | None = None
     total_s: float | None = None
+    sent_s: float | None = None
     spans: dict[str, float] | None = None
     rounds: Rounds = field(default_factory=Rounds)
     cpu_s: float | None = None
@@ -139,8 +149,9 @@ class Trial:
 
 
 _NAMES = ("task", "question", "category", "method", "batch", "state", "finish", "excluded")
-_FACTS = ("spans", "memory", "nvml", "agreement", "acceptance")
 _TRIAL, _ROUNDS = (frozenset(f.name for f in fields(cls)) for cls in (Trial, Rounds))
+_IDS = list(range(2**18))  # more than vocabularies have: one object a token, however often it occurs
+_decode = None if msgspec is None else msgspec.json.Decoder(Trial).decode
 
 
 @dataclass(frozen=True)
@@ -275,17 +286,13 @@ def _read_trials(file: Path) -> tuple[list[Trial], bool]:
     if not file.is_file():
         return [], False
     trials: list[Trial] = []
-    ids: dict[int, int] = {}  # one object a token, however often it occurs
-    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines, _no_garbage():
+    with file.open("rb") as lines, _no_garbage():
         for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return trials, True
             try:
-                trial = Trial.from_json(json.loads(line))
-                trial.output_ids = list(map(ids.setdefault, trial.output_ids, trial.output_ids))
-                _share_names(trial)
-                trials.append(trial)
-            except (ValueError, TypeError, AttributeError) as error:
+                trials.append(_shared(_trial(line)))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 if next(lines, None) is None:
                     return trials, True
                 raise SpecbenchError(
@@ -294,14 +301,24 @@ def _read_trials(file: Path) -> tuple[list[Trial], bool]:
     return trials, False
 
 
-def _share_names(trial: Trial) -> None:
-    """One object a name, however many trials bear it."""
+def _trial(line: bytes) -> Trial:
+    """The trial of a line. What msgspec takes exception to, `json` may read: NaN, half a surrogate pair, bytes that
+    are not UTF-8, a column of a type that an older or another program wrote."""
+    if _decode is not None:
+        with contextlib.suppress(ValueError, RecursionError):
+            return _decode(line)
+    return Trial.from_json(json.loads(line.decode(errors="replace")))
+
+
+def _shared(trial: Trial) -> Trial:
+    """The trial, with one object a name and a token, however many trials hold it."""
     for name in _NAMES:
         if isinstance(value := getattr(trial, name), str):
             setattr(trial, name, sys.intern(value))
-    for name in _FACTS:
-        if isinstance(facts := getattr(trial, name), dict):
-            setattr(trial, name, {sys.intern(key): value for key, value in facts.items()})
+    ids = trial.output_ids
+    if ids and min(ids) >= 0 and max(ids) < len(_IDS):
+        trial.output_ids = list(map(_IDS.__getitem__, ids))
+    return trial
 
 
 @contextlib.contextmanager

@@ -11,5 +11,8 @@ RANKED_WIDTH, RANKED_QUESTIONS = 0.30, 8
 THROTTLED = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 """Reasons of NVML that make a trial worthless. A power cap is listed, but it is how a busy GPU normally runs."""
 
+LAPS = 4
+"""Questions of a block for each request that is to be in flight: with fewer, its end, where they thin out, weighs."""
+
 MIN_CLUSTERS = 5
 """Fewer questions say nothing about other questions: no interval."""

@@ -226,6 +226,7 @@ def _rounds(measured: Measured, row: int) -> Rounds:
         verify_s=column(time.verify_s),
         round_s=column(time.round_s),
         experts=column(measured.experts),
+        probes=[one.probes[row] for _, one in own] if any(one.probes for _, one in own) else None,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_folder import Workplace, quiet_machine, save_folder, write_task
@@ -45,6 +47,14 @@ def make_place(
         yield make
     torch.set_num_threads(threads)
     torch.set_grad_enabled(gradients)
+
+
+@pytest.fixture
+def on_engine(make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`engine_kit.measure`: a run on an engine's program, by the engine's name, a method and what is to go wrong."""
+    from engine_kit import measure
+
+    return functools.partial(measure, make_place, monkeypatch)
 
 
 @pytest.fixture

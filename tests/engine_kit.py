@@ -6,6 +6,8 @@ import asyncio
 import json
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from fake_server import Answer, FakeServer
 from tiny_folder import Workplace
 
 from specbench.engines import find_engine
-from specbench.engines.base import Engine
+from specbench.engines.base import Engine, flags_in
+from specbench.engines.prometheus import delta
 from specbench.engines.record import Acceptance, Reply
 from specbench.engines.terms import Launch, Limits, Prompt, Setup
 from specbench.serving import client, runner, server
@@ -78,6 +81,32 @@ def at_work(place: Workplace, name: str, monkeypatch: pytest.MonkeyPatch, **faul
     return place
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A run: where, the rows of the method, what was said."""
+
+    place: Workplace
+    rows: list[dict[str, Any]]
+    said: str
+
+
+def measure(
+    make_place: Callable[[str], Workplace],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    method: str,
+    **faults: Any,
+) -> Measured:
+    """A run of two questions with the engine's program. Each is answered, as the baseline answers it."""
+    place = at_work(make_place(name), name, monkeypatch, **faults)
+    result = place.run("--method", method, "--repeats", 1, "--limit", 2)
+    assert result.code == 0, result.err
+    rows = [row for row in place.rows() if row["method"] == method]
+    assert rows
+    assert all(row["error"] is None and row["agreement"]["same"] for row in rows)
+    return Measured(place, rows, result.err)
+
+
 def truth(row: dict[str, Any], *, speculates: bool = True, gaps: bool = True) -> fake_wire.Script:
     """The script behind a measured row: how many tokens is all its steps depend on."""
     return fake_wire.Script([0], row["output_tokens"], speculates, gaps)
@@ -101,24 +130,48 @@ def start(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **faults: An
     )  # fmt: skip
 
     async def once() -> None:
-        host, fresh = await fleet.host("vanilla")
-        assert isinstance(host, Host)
-        assert fresh
+        assert isinstance(await fleet.host("vanilla"), Host)
         await fleet.close()
 
     asyncio.run(once())
     return said
 
 
-def ask(engine: Engine, wire: fake_wire.Wire, model: str) -> client.Exchange:
+def wire_of(name: str, folder: Path, setup: Setup, **faults: Any) -> fake_wire.Wire:
+    """An engine's program in this process, from the adapter's own command line."""
+    engine, kind = find_engine(name), fake_wire.WIRES[name]
+    parser = kind.parser(faults)
+    command = engine.command([], setup, launch(folder=folder), flags_in(parser.format_help()))
+    for path, content in command.files.items():
+        path.write_text(content, encoding="utf-8")
+    return kind(parser.parse_args(fake_wire.words_of(command.argv)), faults)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: as it went, and what the server counted meanwhile, as the runner would take it."""
+
+    exchange: client.Exchange
+    counted: dict[str, int] | None
+
+
+def ask(engine: Engine, wire: fake_wire.Wire, setup: Setup, model: str = "/m") -> Asked:
     """One request, by the adapter, of a program's routes in this process."""
 
-    async def once(url: str) -> client.Exchange:
+    async def once(url: str) -> Asked:
         asker = Client(url)
-        route, body = engine.request(PROMPT, GREEDY, setup_of(engine), model)
-        exchange = await asker.stream(route, body)
+        before = await _counters(asker, engine)
+        exchange = await asker.stream(*engine.request(PROMPT, GREEDY, setup, model))
+        after = await _counters(asker, engine)
         await asker.close()
-        return exchange
+        return Asked(exchange, None if before is None or after is None else delta(before, after))
 
     with FakeServer(wire.routes()) as fake:
         return asyncio.run(once(fake.url))
+
+
+async def _counters(asker: Client, engine: Engine) -> dict[str, int] | None:
+    if engine.metrics is None:
+        return None
+    status, text = await asker.get(engine.metrics)
+    return engine.counters(text) if status == 200 else None

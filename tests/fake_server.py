@@ -15,14 +15,18 @@ As a program: `python fake_server.py --port P [--draft-tokens K] [--slow-start S
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Say = "Answer | list[Answer] | Callable[[dict[str, Any]], Answer]"
@@ -77,13 +81,19 @@ class FakeServer:
     requests: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     running: int = 0  # requests being answered
     most: int = 0  # of them at once
+    peers: set[int] = field(default_factory=set)  # ports of the connections it has answered on
+    certificate: Path | None = None  # file with key and certificate: it speaks TLS then
     broken: threading.Event = field(default_factory=threading.Event)  # a client went away in mid-stream
 
     def __enter__(self) -> FakeServer:
         self.routes.setdefault("/health", text("{}"))
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
-        self._http.daemon_threads = True
+        self._http = _Threads(("127.0.0.1", self.port), _handler(self))
+        self._http.connections = []
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
@@ -93,7 +103,8 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self._http.server_address[1]}"
 
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for where, body, _ in self.requests if where == path]
@@ -106,10 +117,26 @@ class FakeServer:
                 return route.pop(0) if len(route) > 1 else route[0]
         return route(body) if callable(route) else route
 
+    def hang_up(self) -> None:
+        """Close the connections that are open."""
+        for connection in self._http.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def count(self, change: int) -> None:
         with self._lock:
             self.running += change
             self.most = max(self.most, self.running)
+
+
+class _Threads(ThreadingHTTPServer):
+    daemon_threads = True
+    connections: list[socket.socket]
+    request_queue_size = 256  # connections that wait to be taken: many come at once
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.append(request)
+        super().process_request(request, client_address)
 
 
 def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
@@ -123,6 +150,7 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             size = int(self.headers.get("Content-Length", 0))
+            server.peers.add(self.client_address[1])
             server.count(1)
             try:
                 self._answer(json.loads(self.rfile.read(size) or b"{}"))
@@ -228,12 +256,9 @@ def main(argv: Sequence[str]) -> None:
     print("keys:", [name for name in os.environ if name.endswith("API_KEY")], flush=True)
     if given.crash:
         raise RuntimeError("CUDA out of memory: tried to allocate 2.00 GiB")
-    if given.taken:
-        from pathlib import Path
-
-        if not Path(given.taken).exists():
-            Path(given.taken).touch()
-            raise OSError(98, "Address already in use")
+    if given.taken and not Path(given.taken).exists():
+        Path(given.taken).touch()
+        raise OSError(98, "Address already in use")
     model = Imitation(given.draft_tokens, given.drop_every)
     began = time.monotonic()
 

@@ -6,7 +6,8 @@ The model behind all of them is `Script`: its answer depends on the prompt alone
 Like the real ones, they refuse a flag that they do not have, and a request for another model; TensorRT-LLM refuses a
 field that it does not know. The variable FAKE_WIRE holds what is to go wrong, as JSON: `older` (an older version),
 `loading` (seconds), `crash`, `taken` (a file: while it is missing, make it and find the port taken), `no_metrics`,
-`reset` (N: after the Nth request counters begin anew), `cut_every` (N: every Nth stream breaks in the middle).
+`reset` (N: after the Nth request counters begin anew), `cut_every` (N: every Nth stream breaks in the middle), `slow`
+(seconds before each event).
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class Wire:
                 self.counts[name] = 0.0 if anew else self.counts.get(name, 0.0) + more
             cut = self.faults.get("cut_every") and self.asked % self.faults["cut_every"] == 0
         events = list(self.events(script, body))
-        return sse(*events[:2], done=False, cut=True) if cut else sse(*events)
+        delays = (self.faults.get("slow", 0.0),)
+        return sse(*events[:2], done=False, cut=True) if cut else sse(*events, delays=delays)
 
     def refusal(self, body: dict[str, Any]) -> Answer | None:
         if body.get("model") == self.model:
@@ -195,6 +197,8 @@ class VLLM(Wire):
     def parser(cls, faults: dict[str, Any]) -> argparse.ArgumentParser:
         made = super().parser(faults)
         made.add_argument("serve", choices=["serve"])
+        if not faults.get("older"):
+            made.add_argument("--spec-method", choices=["draft_model", "mtp", "ngram", "suffix"])
         made.add_argument("model")
         return made
 
@@ -377,9 +381,13 @@ class TensorRTLLM(Wire):
     def counted(self, script: Script) -> dict[str, float]:
         if not self.speculates or not self.config["return_perf_metrics"]:
             return {}
-        drafted = series("trtllm_spec_decode_drafted_tokens_total", model_name="tiny")
-        accepted = series("trtllm_spec_decode_accepted_tokens_total", model_name="tiny")
-        return {drafted: SLOT * len(script.verified), accepted: script.accepted}
+        accepted = [step.accepted for step in script.verified]
+        found = {}
+        for at in range(SLOT):
+            where = {"engine_type": "trtllm", "model_name": "tiny", "token_position": at}
+            found[series("trtllm_spec_decode_drafted_tokens_total", **where)] = len(accepted)
+            found[series("trtllm_spec_decode_accepted_tokens_total", **where)] = sum(n > at for n in accepted)
+        return found
 
 
 class TGI(Wire):

@@ -242,7 +242,7 @@ def test_unknown_is_none() -> None:
         "outliers",
         "tokens",
     }
-    for name in set(FIELDS) - known - {"compared"}:
+    for name in set(FIELDS) - known - {"compared", "compared_text"}:
         value = row[name]
         assert value is None or (isinstance(value, dict) and set(value.values()) == {None}), name
     assert row["compared"] == 0
@@ -352,7 +352,7 @@ def test_batch_sizes_and_concurrencies_are_rows_of_their_own() -> None:
 
 def test_every_field_of_the_schema_and_json_clean() -> None:
     summary = summarise([FakeRun(UNEQUAL)])
-    assert list(summary) == ["schema", "runs", "warnings", "rows", "break_even"]
+    assert list(summary) == ["schema", "runs", "warnings", "rows", "break_even", "engines"]
     for row in summary["rows"]:
         assert tuple(row) == FIELDS
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary

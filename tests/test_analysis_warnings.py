@@ -78,6 +78,23 @@ def test_warns_of_a_wide_interval_and_says_how_many() -> None:
     )
     words = found["wide-interval"]["cure"].split()
     assert int(words[1]) > 6
+    assert "a ratio of 6 questions itself leans by about +3.3%" in found["wide-interval"]["message"]
+
+
+def test_warns_of_bias_where_the_interval_is_narrow() -> None:
+    def growing(power: float) -> list[Trial]:
+        """Vanilla's seconds differ forty-fold between questions; the method's gain falls with them."""
+        return [
+            t
+            for i, seconds in enumerate(np.geomspace(1, 40, 20).tolist())
+            for t in block(f"q{i}", i, {"vanilla": {"seconds": seconds}, "fast": {"seconds": seconds**power}})
+        ]
+
+    found = warnings_of(growing(1.1))
+    assert "wide-interval" not in found
+    assert found["biased"]["message"] == "fast: a ratio of 20 questions itself leans by about +0.6%"
+    assert found["biased"]["cure"].startswith("about 37 questions in all bring that under 0.3%")
+    assert "biased" not in warnings_of(growing(1.02))
 
 
 def test_names_the_tasks_of_a_wide_interval_in_the_same_line() -> None:
@@ -90,7 +107,7 @@ def test_names_the_tasks_of_a_wide_interval_in_the_same_line() -> None:
     one = asked("chat", 40, 0.01) + asked("code", 40, 0.01)
     assert "wide-interval" not in warnings_of(one)
     found = warnings_of([*one, *asked("structured", 6, 3.0), *asked("odd", 5, 4.0)])["wide-interval"]
-    assert found["message"].endswith("too wide to rank (above ±30%) on odd, structured")
+    assert "too wide to rank (above ±30%) on odd, structured" in found["message"]
     assert "chat" not in found["message"]
     alone = warnings_of(asked("structured", 6, 3.0))["wide-interval"]  # the overall row is the task's
     assert "rank" not in alone["message"]

@@ -282,7 +282,13 @@ def test_two_unknown_machines_are_not_the_same() -> None:
 def test_a_method_of_one_side_is_listed() -> None:
     extra = trials() + [trial(f"q{i}", "extra", task="chat", block=i) for i in range(20)]
     assert compare(run(extra), run())["missing"] == [
-        {"method": "extra", "batch_size": 1, "concurrency": None, "reason": "only in BASE"}
+        {
+            "method": "extra",
+            "batch_size": 1,
+            "concurrency": None,
+            "request_rate": None,
+            "reason": "only in BASE",
+        }
     ]
     assert compare(run(), run(extra))["missing"][0]["reason"] == "only in NEW"
 

@@ -55,12 +55,18 @@ HEALTHY: dict[str, Any] = {
     "bandwidth": {"cpu": {"copy_gb_s": 20.0, "read_gb_s": 21.0, "buffer_bytes": 1, "threads": 2}},
     "clocks": {"cuda:0": None},
     "graphs": {"cuda:0": None},
+    "quantisation": {
+        "torchao": "0.18.0",
+        "device": "cpu",
+        "schemes": {"int8": None, "int4": None, "fp8": "it needs a CUDA device, and this is a cpu"},
+    },
     "fingerprint": "abc",
 }
 CLOCK = {"host_s": 0.05, "events_s": 0.049, "difference": 0.02, "agrees": False}
 GRAPHS = {
     "dtype": "float32",
     "agreement": {"vanilla": 1.0, "tree": 0.5},
+    "difference": 1e-6,
     "shapes": ["2x1x64"],
     "eager": None,
     "reads": 1.0,
@@ -119,6 +125,7 @@ def test_each_problem_is_one_note_and_does_not_stop_a_run(changes: dict[str, Any
     assert said in problem.what
     assert problem.advice
     assert not problem.fatal
+    assert problem.failed == bool(changes.keys() & {"clocks", "graphs"})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,14 @@ def test_where_no_run_can_work_it_prints_and_fails(app: typer.Typer, monkeypatch
         assert result.exception.exit_code == 2
         assert "torch: no such file" in result.stdout
     assert json.loads(result.stdout)["ok"] is False
+
+
+def test_strict_fails_where_a_self_check_did(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for graphs, code in ((GRAPHS, 1), ({**GRAPHS, "passed": True}, 0)):
+        found = facts(graphs={"cuda:0": [graphs]})
+        assert invoke(app, monkeypatch, found, "--strict").exit_code == code
+        assert invoke(app, monkeypatch, found).exit_code == 0
+    assert invoke(app, monkeypatch, facts(hub={"reachable": False}), "--strict").exit_code == 0
 
 
 def test_gathering_looks_at_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

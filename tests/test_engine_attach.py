@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -43,11 +44,10 @@ SPECULATING = ("--speculative-config", "{}")
 def test_both_servers_as_they_are(place: Workplace, servers: Start) -> None:
     fast, slow = servers(vllm(*SPECULATING)), servers(vllm("--seed", "0"))
     slow.routes["/metrics"] = text("vllm:generation_tokens_total 3\n")
-    result = place.run(
-        "--url", fast.url, "--baseline-url", slow.url, "--method", "prompt-lookup", "--method", "vanilla"
-    )
-    assert result.code == 2  # vanilla again is a method too, and --url takes one
-    result = place.run("--url", fast.url, "--baseline-url", slow.url, "--method", "prompt-lookup")
+    options = ["--url", fast.url, "--baseline-url", slow.url, "--method", "prompt-lookup"]
+    result = place.run(*options, "--method", "eagle", "--draft", "/h")
+    assert (result.code, result.error_lines[0]) == (2, "error: one server speculates in one way")
+    result = place.run(*options, "--method", "vanilla")
     assert result.code == 0, result.err
     assert "others' traffic" in result.err
     assert {body["model"] for body in fast.bodies("/v1/completions")} == {"served"}  # its only model
@@ -55,6 +55,21 @@ def test_both_servers_as_they_are(place: Workplace, servers: Start) -> None:
         if row["method"] == "prompt-lookup":
             assert row["acceptance"]["source"] == "metrics-delta"  # started without metrics a request
             assert row["acceptance"]["target_steps"] == len(truth(row).steps())
+    counts = Counter(row["method"] for row in place.rows())
+    assert counts == dict.fromkeys(("vanilla", "prompt-lookup", "vanilla-again"), counts["vanilla"])
+    assert len(slow.bodies("/v1/completions")) == 2 * len(fast.bodies("/v1/completions"))
+
+
+def test_a_server_against_itself(place: Workplace, servers: Start) -> None:
+    """`vanilla-again` needs no server but the baseline's."""
+    plain = servers(vllm())
+    result = place.run("--url", plain.url, "--method", "vanilla")
+    assert result.code == 0, result.err
+    assert "others' traffic" not in result.err  # no counters are read
+    rows = place.rows()
+    assert {row["method"] for row in rows} == {"vanilla", "vanilla-again"}
+    assert {row["error"] for row in rows} == {None}
+    assert all(row["agreement"]["same"] for row in rows if row["method"] == "vanilla-again")
 
 
 @pytest.mark.parametrize("swapped", [False, True])

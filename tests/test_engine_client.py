@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,18 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert server.requests[0][2]["Authorization"] == "Bearer first"
 
 
+@pytest.mark.parametrize("body", ['{"error": {"message": "no such key:  sesame-open"}}', "sesame-open?"])
+def test_a_key_that_a_server_sends_back_is_not_said_again(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    monkeypatch.setenv("SPECBENCH_API_KEY", "sesame-open")
+    found, _ = exchange(text(body, 401), api_key=api_key())
+    assert found.error is not None
+    assert "(SPECBENCH_API_KEY)" in found.error
+    assert "sesame-open" not in found.error
+    with pytest.raises(StreamError, match="SPECBENCH_API_KEY") as error:
+        list(events([(0.0, f"data: {body}\n\n".encode())]))
+    assert "sesame-open" not in str(error.value)
+
+
 # -- loads -------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +265,40 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
             await all_begun.wait()  # a closed loop would never get here
             return number
 
-        assert await open_loop(send, 5, rate=200.0, seed=1) == list(range(5))
+        assert await open_loop(send, 5, rate=200.0, seed="1") == list(range(5))
         return begun
 
     assert asyncio.run(run()) == list(range(5))
+
+
+def test_an_open_loop_s_moments_are_a_poisson_process_that_its_seed_fixes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def moments(seed: str, count: int, rate: float = 4.0) -> list[float]:
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        async def run() -> None:
+            monkeypatch.setattr(
+                asyncio.get_running_loop(), "time", lambda: 0.0
+            )  # so that it sleeps the moments
+            await open_loop(answer, count, rate, seed)
+
+        async def answer(number: int) -> int:
+            return number
+
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "sleep", sleep)
+            asyncio.run(run())
+        return slept
+
+    assert moments("0 a", 50) == moments("0 a", 50)
+    assert moments("0 a", 50) != moments("0 b", 50)
+    assert moments("0 a", 50, rate=8.0) == pytest.approx([at / 2 for at in moments("0 a", 50)])
+    found = moments("0 a", 4000)
+    gaps = [after - before for before, after in pairwise(found)]
+    assert found[0] == 0.0
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 4, rel=0.05)
+    assert sum(gap > 1 / 4 for gap in gaps) / len(gaps) == pytest.approx(exp(-1), rel=0.05)  # exponential

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import fake_wire
 import pytest
-from engine_kit import PROMPT, ask, at_work, line_of, read, setup_of, start
+from engine_kit import PROMPT, at_work, line_of, read, setup_of
 from fake_server import sse
 from tiny_folder import Workplace
 
@@ -78,16 +76,3 @@ def test_a_run(make_place: Callable[[str], Workplace], monkeypatch: pytest.Monke
     assert {(row["method"], row["output_tokens"], row["error"]) for row in place.rows()} == {
         ("vanilla", 12, None)
     }
-
-
-def test_starts_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecbenchError, match="CUDA out of memory"):
-        start("deepspeed-mii", tmp_path, monkeypatch, crash=True)
-    start("deepspeed-mii", tmp_path, monkeypatch, taken=str(tmp_path / "taken"))
-    assert (tmp_path / "taken").exists()
-
-
-def test_another_model_is_refused() -> None:
-    wire = fake_wire.DeepSpeedMII(fake_wire.DeepSpeedMII.parser({}).parse_args(["--model", "/m"]))
-    exchange = ask(MII, wire, "other")
-    assert exchange.error == "HTTP 400: Model not found."

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_folder import Workplace
 
@@ -40,6 +41,7 @@ def ask(folder: Path, spec: str | None) -> tuple[Reply, Acceptance, dict[str, in
         client = Client(server.url)
         try:
             await server.wait_ready(client, within_s=120)
+            assert listening() == {"127.0.0.1"}
             before = engine.counters((await client.get("/metrics"))[1])
             limits = Limits(TOKENS, ignore_eos=True)
             exchange = await client.stream(*engine.request(Prompt(PROMPT, ""), limits, setup, path))
@@ -73,6 +75,13 @@ def test_llama_cpp_s_own_counts(tmp_path: Path) -> None:
         assert sum(record.per_position or ()) == record.accepted
 
 
+def listening() -> set[str]:
+    """The addresses where processes that this one started listen."""
+    started = psutil.Process().children(recursive=True)
+    sockets = [one for process in started for one in process.net_connections("inet")]
+    return {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
+
+
 async def ready(server: Server) -> None:
     client = Client(server.url)
     await server.wait_ready(client, within_s=180)
@@ -95,6 +104,7 @@ def test_transformers_serve(make_place: Callable[[str], Workplace]) -> None:
     server = Server(engine, engine.command(words, Setup("any"), launch), launch.port, place.path / "log")
     try:
         asyncio.run(ready(server))
+        assert listening() == {"127.0.0.1"}
         options = ["--engine", "transformers", "--url", server.url, "--method", "prompt-lookup:k=3"]
         result = place.run(*options, "--limit", 2, "--ignore-eos")
     finally:

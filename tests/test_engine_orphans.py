@@ -1,4 +1,4 @@
-"""No server outlives its run: not one that is killed, and not one that ignores SIGTERM."""
+"""No server outlives its run: not if that is killed, not if it ignores SIGTERM. One that stops can clear up."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from specbench.engines.base import Engine
+from specbench.engines.terms import Command
+from specbench.serving.server import Server
 
 HOLDER = """
 import sys
@@ -31,6 +35,31 @@ if len(sys.argv) == 1:
     subprocess.Popen([sys.executable, "-c", open("/proc/self/cmdline").read().split(chr(0))[2], "worker"])
 print("up", flush=True)
 time.sleep(60)
+"""
+
+# A server that stops its worker itself, and a helper that clears up once both are gone.
+TIDY = """
+import os, signal, subprocess, sys, time
+def say(line):
+    os.write(1, f"{line}\\n".encode())
+def told(*_):
+    if role == "server":
+        worker.stdin.close()
+        say(f"worker ended with {worker.wait()}")
+        sys.exit()
+    say(f"{role} signalled")
+role = sys.argv[1]
+signal.signal(signal.SIGTERM, told)
+if role == "server":
+    lost, held = os.pipe()
+    code = open("/proc/self/cmdline").read().split(chr(0))[2]
+    subprocess.Popen([sys.executable, "-c", code, "helper"], stdin=lost)
+    worker = subprocess.Popen([sys.executable, "-c", code, "worker"], stdin=subprocess.PIPE)
+    time.sleep(60)
+say(f"{role} up")
+sys.stdin.read()
+time.sleep(0.3)
+say(f"{role} cleared up")
 """
 
 
@@ -56,3 +85,15 @@ def test_a_killed_run_leaves_no_orphan(tmp_path: Path) -> None:
     holder.wait()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the worker finds its own code there")
+def test_a_server_stops_its_workers_itself_and_what_it_leaves_may_clear_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    one = Server(Engine(), Command([sys.executable, "-c", TIDY, "server"]), 1, log)
+    wait_for(lambda: log.read_text(encoding="utf-8").count(" up\n") == 2)
+    one.stop()
+    said = log.read_text(encoding="utf-8").splitlines()
+    assert "worker ended with 0" in said
+    assert "worker signalled" not in said
+    assert "helper cleared up" in said

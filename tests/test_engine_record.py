@@ -15,6 +15,7 @@ from specbench.engines import find_engine
 from specbench.engines.base import Engine, Setup
 from specbench.engines.prometheus import counters, delta
 from specbench.engines.record import Acceptance, Arrival, Reply, shared_out, with_steps
+from specbench.engines.terms import Launch
 from specbench.errors import SpecbenchError
 from specbench.serving.client import Exchange
 from specbench.serving.rows import Answered, fill, rounds_of
@@ -249,6 +250,15 @@ def test_what_an_engine_cannot_do_is_refused(text: str, message: str, hint: str)
         setup(text)
     assert message in error.value.message
     assert hint in error.value.hint
+
+
+def test_a_flag_that_we_give_too_is_given_once() -> None:
+    """With the user's value: some parsers refuse a flag that is there twice."""
+    engine = find_engine("vllm")
+    setup = engine.setup("vanilla", None, None, {"max_model_len": "99", "no_enable_prefix_caching": "true"})
+    argv = engine.command(["vllm"], setup, Launch("/m", 1, Path("logs"))).argv
+    plain = engine.command(["vllm"], Setup("vanilla"), Launch("/m", 1, Path("logs"), context=99)).argv
+    assert argv == plain
 
 
 def test_an_engine_without_speculation_says_why() -> None:

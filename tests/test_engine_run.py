@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import fake_engine
 import pytest
-from fake_server import FakeServer, Imitation, text
+from fake_server import Answer, FakeServer, Imitation, text
 from tiny_folder import Workplace, specbench, write_task
 from transformers import AutoTokenizer
 
@@ -132,8 +135,22 @@ def test_concurrency_and_request_rate(place: Workplace) -> None:
     together = [row for row in rows if row["concurrency"] == 2 and row["turn"] == 0]
     assert {row["batch"] for row in together} == {"q1+q2+q3"}
     assert len({row["batch_s"] for row in together if row["method"] == "vanilla"}) == 1
-    assert place.run("--request-rate", "100", "--co-resident", name="rate").code == 0
-    assert {(row["concurrency"], row["request_rate"]) for row in place.rows("rate")} == {(None, 100.0)}
+    rates = ("--request-rate", "100,200", "--concurrency", "1", "--co-resident")
+    result = place.run("--method", "prompt-lookup", *rates, "--json", name="rate")
+    settings = [(1, None), (None, 100.0), (None, 200.0)]
+    sent = place.rows("rate")
+    assert list(dict.fromkeys((row["concurrency"], row["request_rate"]) for row in sent)) == settings
+    paced = [row for row in sent if row["request_rate"] == 100.0 and row["turn"] == 0]
+    assert min(row["sent_s"] for row in paced) == 0
+    assert max(row["sent_s"] for row in paced) > 0
+    overall = [row for row in json.loads(result.out)["rows"] if row["task"] == "overall"]
+    assert [(row["concurrency"], row["request_rate"]) for row in overall[::2]] == settings
+    assert all(row["speedup"]["point"] is not None for row in overall)
+    assert overall[1]["compared_by"] == "ids"
+    assert overall[1]["identical_text"] == overall[1]["compared_text"] == overall[1]["compared"]
+    assert overall[1]["counts_source"] == "metrics-delta"
+    assert place.run("--method", "prompt-lookup", *rates, name="rate").code == 0
+    assert len(place.rows("rate")) == len(sent), "nothing was left to measure"
 
 
 def test_a_server_has_room_for_the_longest_conversation(place: Workplace) -> None:
@@ -167,6 +184,13 @@ def test_a_server_is_warmed_up_with_what_teaches_it_nothing(place: Workplace, tw
     assert len(place.rows()) == 2  # two turns
 
 
+def test_a_server_is_warmed_up_for_each_load(place: Workplace, two: Two) -> None:
+    """With as many requests as will be in flight: engines prepare for a batch's size when they first meet it."""
+    base, _ = two
+    assert place.run("--url", base.url, "--warmup", 1, "--concurrency", "1,3").code == 0
+    assert len(base.bodies("/v1/completions")) - len(place.rows()) == 1 + 3
+
+
 def test_a_learning_server_starts_anew_for_each_pass(place: Workplace) -> None:
     assert place.run("--method", "suffix").code == 0
     log = (place.results / "r" / "logs" / "fake-suffix.log").read_text(encoding="utf-8")
@@ -183,7 +207,20 @@ def test_a_run_goes_on_where_it_was_cut(place: Workplace) -> None:
     assert place.trials_file().read_bytes().splitlines(keepends=True)[:6] == lines[:6]
 
 
-def test_a_dry_run_prints_the_commands_and_starts_nothing(place: Workplace) -> None:
+def test_a_run_until_its_speedups_are_known(place: Workplace) -> None:
+    questions = [[f"{'xyz' * number} {number}"] for number in range(40)]
+    place = replace(place, task=write_task(place.path / "many.jsonl", questions))
+    options = ("--method", "prompt-lookup", "--co-resident", "--until", "90%")
+    result = place.run(*options, name="until")
+    assert result.code == 0, result.err
+    assert "every method's speedup is known to ±90.0%" in " ".join(result.err.split())
+    assert 2 * 20 <= len(place.rows("until")) < 2 * 40
+
+
+def test_a_dry_run_prints_the_commands_and_starts_nothing(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBENCH_API_KEY", "sesame-open")
     result = place.run(
         "--method", "draft-model:k=4,engine.slow_start=1", "--draft", place.target, "--dry-run"
     )
@@ -191,7 +228,34 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(place: Workplace) -> N
     command = result.out.splitlines()[-1]
     assert command.endswith(f"--draft-tokens 4 --draft-model {place.target} --slow-start 1")
     assert f"--model {place.target} --host 127.0.0.1 --port " in command
+    assert "sesame-open" not in result.out + result.err
     assert not place.results.exists()
+
+
+def test_a_dry_run_s_commands_are_the_run_s(place: Workplace) -> None:
+    """But for the port: that is chosen when a server is started."""
+
+    def commands(facts: dict) -> dict[str, list[str]]:
+        return {
+            label: re.sub(r"--port \d+", "", argv if isinstance(argv, str) else shlex.join(argv))
+            for label, argv in facts.items()
+        }
+
+    options = ["--method", "draft-model:k=4", "--draft", place.target, "--repeats", 1]
+    dry = json.loads(place.run(*options, "--dry-run", "--json", name="dry").out)["commands"]
+    assert place.run(*options, name="dry").code == 0
+    assert commands(dry) == commands(place.manifest("dry")["engine"]["commands"])
+    log = (place.results / "dry" / "logs" / "fake-vanilla.log").read_text(encoding="utf-8")
+    assert commands({"vanilla": log.splitlines()[0].removeprefix("$ ")}) == {
+        "vanilla": commands(dry)["vanilla"]
+    }
+
+
+def test_a_dry_run_without_the_target_s_tokenizer_says_what_it_guesses(place: Workplace) -> None:
+    result = place.run("--target", "nobody/nothing", "--dry-run")
+    assert result.code == 0, result.err
+    assert "room for 4096 tokens" in " ".join(result.err.split())
+    assert "--model nobody/nothing " in result.out
 
 
 # -- servers -----------------------------------------------------------------------------------------------------
@@ -247,12 +311,23 @@ def test_a_flag_that_was_removed_is_caught_before_anything_starts(place: Workpla
     assert not (place.results / "r" / "logs").exists()
 
 
+def test_what_is_known_of_a_version_is_said_and_not_called_lossless(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.install(monkeypatch, doubt=lambda self, version, temperature: f"{version} samples noise")
+    result = place.run("--method", "prompt-lookup", "--limit", 1)
+    assert result.code == 0, result.err
+    assert "prompt-lookup: 1.2.3 samples noise" in result.err
+    assert {row["lossless"] for row in place.rows() if row["method"] == "prompt-lookup"} == {False}
+    assert {row["lossless"] for row in place.rows() if row["method"] == "vanilla"} == {True}
+
+
 def test_doctor_says_what_each_engine_can_do(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     result = specbench("doctor", "--engines")
     assert result.code == 0, result.err
     assert "fake: found, version 1.2.3" in result.out
     assert "methods: draft-model, gone, prompt-lookup, suffix" in result.out
-    assert "this version has no --flag-that-was-removed: gone cannot run" in result.out
+    assert "gone cannot run here: no flag --flag-that-was-removed" in result.out
     fake_engine.install(
         monkeypatch, found=lambda self, binary=None: None, methods={}, no_speculation="it drafts nothing"
     )
@@ -263,6 +338,8 @@ def test_doctor_says_what_each_engine_can_do(place: Workplace, monkeypatch: pyte
         "pip install fake-engine",
     )
     assert "it drafts nothing" in specbench("doctor", "--engines").out
+    assert "fake: fake is not installed" in specbench("doctor", "--engine", "fake").out
+    assert specbench("doctor", "--engine", "nothing").code == 2
 
 
 # -- attaching ---------------------------------------------------------------------------------------------------
@@ -295,21 +372,35 @@ def test_attached_servers_are_used_as_they_are(
             "cannot switch speculation per request",
         ),
         (["--baseline-url", "http://127.0.0.1:1"], "--baseline-url is given without --url"),
-        (["--url", "http://me:secret@host"], "--url holds a name or password"),
-        (["--url", "nonsense"], "is no address of a server"),
+        (["--url", "http://me:secret@host"], "--url holds a name or password, which would be written down"),
+        (["--url", "http://host/v1?key=secret"], "--url holds a query"),
+        *(
+            (["--url", url], f"--url {url} is no address of a server")
+            for url in (
+                "nonsense",
+                "ftp://host",
+                "http://",
+                "http://[::1",
+                "http://host:x",
+                "http://host:99999",
+            )
+        ),
         (
             ["--url", "http://127.0.0.1:1"],
             "nothing was measured of vanilla: nothing answers at http://127.0.0.1:1",
         ),
         (["--engine", "fake:api-key=x"], "--api-key would write a secret into logs"),
+        (["--engine", "fake:apikey=x"], "--apikey would write a secret into logs"),
+        (["--method", "prompt-lookup:engine.hf_token=x"], "--hf-token would write a secret into logs"),
+        (["--engine", "fake:port=8000"], "the port of a server that specbench starts is its own choice"),
+        (["--engine", "fake:host=10.0.0.7"], "must listen on loopback, and host=10.0.0.7 does not"),
         (["--batch-size", "2"], "--batch-size is for specbench's own loop"),
         (["--target", "random:llama-8b"], "fake cannot load random:llama-8b"),
         (["--concurrency", "0"], "--concurrency 0 is not a list"),
         (["--request-rate", "1,x"], "--request-rate 1,x is not a list of numbers"),
-        (["--request-rate", "1,2"], "a run has one --request-rate"),
-        (["--request-rate", "1", "--concurrency", "2"], "a run has one --request-rate"),
         (["--until", "3%"], "--until needs the methods side by side"),
         (["--until", "3%", "--concurrency", "1,2", "--co-resident"], "--until looks at one --concurrency"),
+        (["--until", "3%", "--request-rate", "1,2", "--co-resident"], "--until looks at one --concurrency"),
         (["--method", "medusa"], "fake has no method 'medusa'"),
         (["--engine", "other"], "unknown engine 'other'"),
     ],
@@ -333,6 +424,21 @@ def test_a_second_template_is_noticed(place: Workplace, monkeypatch: pytest.Monk
         result = place.run("--url", served.url)
     assert "prompt tokens where" in result.err
     assert result.err.count("a template or special tokens are added there") == 1
+
+
+def test_requests_that_are_sent_again_are_told_of(place: Workplace) -> None:
+    model = Imitation(0)
+    busy = iter([503, 503])
+
+    def answer(body: dict) -> Answer:
+        status = next(busy, 200)
+        return model.complete(body) if status == 200 else text('{"error": {"message": "busy"}}', status)
+
+    with FakeServer({"/v1/completions": answer}) as served:
+        result = place.run("--url", served.url)
+    assert result.code == 0, result.err
+    assert [row["retries"] for row in place.rows()] == [2, 0, 0, 0]
+    assert result.err.count("were sent again") == 1
 
 
 def test_text_only_engines_are_compared_by_text(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

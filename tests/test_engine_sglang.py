@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import fake_wire
 import pytest
-from engine_kit import GREEDY, PROMPT, ask, at_work, line_of, read, record, setup_of, start, truth
+from engine_kit import GREEDY, PROMPT, Measured, line_of, read, record, setup_of, truth
 from fake_server import Answer, sse
-from tiny_folder import Workplace
 
 from specbench.engines import find_engine
 from specbench.engines.record import Acceptance
@@ -90,6 +89,21 @@ def test_the_n_gram_trie_learns() -> None:
     assert [name for name, native in SGLANG.methods.items() if native.learns] == ["prompt-lookup"]
 
 
+@pytest.mark.parametrize(("threshold", "lossless"), [("1.0", True), ("0.9", False)])
+def test_lower_thresholds_are_not_lossless(threshold: str, lossless: bool) -> None:
+    made = setup_of(SGLANG, f"eagle:engine.speculative_accept_threshold_acc={threshold}", "/h")
+    assert made.native is not None
+    assert made.native.lossless is lossless
+    made = setup_of(SGLANG, "eagle", "/h", **{"speculative-accept-threshold-single": threshold})
+    assert made.native is not None
+    assert made.native.lossless is lossless
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (404, True), (503, False), (0, False)])
+def test_a_version_without_the_route_is_ready_when_it_answers(status: int, ready: bool) -> None:
+    assert SGLANG.ready(status, "") is ready
+
+
 def test_another_interpreter_runs_the_module(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\n", encoding="utf-8")
@@ -111,6 +125,9 @@ def test_the_request() -> None:
     assert "return_meta_info" not in body  # it is refused when streaming
     _, body = SGLANG.request(PROMPT, GREEDY, setup_of(SGLANG), "tiny")
     assert "return_spec_tokens_details" not in body
+    _, body = SGLANG.request(PROMPT, GREEDY, replace(setup_of(SGLANG, "mtp"), chat=True), "tiny")
+    assert "return_token_ids" not in body  # streams of the chat route refuse it
+    assert body["return_spec_tokens_details"] is True
 
 
 def answer(*last: dict[str, object], ids: bool = True) -> Answer:
@@ -171,30 +188,12 @@ def test_without_counts_it_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("faults", [{"loading": 0.3}, {"older": True}])
-def test_a_run(
-    make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch, faults: dict[str, object]
-) -> None:
-    place = at_work(make_place("sglang"), "sglang", monkeypatch, **faults)
-    result = place.run("--method", "mtp", "--repeats", 1, "--limit", 2)
-    assert result.code == 0, result.err
-    assert "sglang counts whole windows as drafted" in result.err
-    rows = [row for row in place.rows() if row["method"] == "mtp"]
-    assert all(row["error"] is None and row["agreement"]["same"] for row in rows)
-    for row in rows:
+def test_a_run(on_engine: Callable[..., Measured], faults: dict[str, object]) -> None:
+    run = on_engine("sglang", "mtp", **faults)
+    assert "sglang counts whole windows as drafted" in run.said
+    for row in run.rows:
         script, told = truth(row, gaps=False), row["acceptance"]
         assert (told["verify_steps"], told["target_steps"]) == (len(script.verified), len(script.steps()))
         emitted = sum(len(step.emitted) - 1 for step in script.steps())
         expected = (emitted, "metrics-delta") if "older" in faults else (script.accepted, "response")
         assert (told["accepted"], told["source"]) == expected
-
-
-def test_starts_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecbenchError, match="CUDA out of memory"):
-        start("sglang", tmp_path, monkeypatch, crash=True)
-    start("sglang", tmp_path, monkeypatch, taken=str(tmp_path / "taken"))
-    assert (tmp_path / "taken").exists()
-
-
-def test_another_model_is_refused() -> None:
-    wire = fake_wire.SGLang(fake_wire.SGLang.parser({}).parse_args(["--model-path", "/m"]))
-    assert ask(SGLANG, wire, "other").error == "HTTP 404: The model `other` does not exist."

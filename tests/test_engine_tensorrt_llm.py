@@ -9,9 +9,8 @@ from typing import Any
 
 import fake_wire
 import pytest
-from engine_kit import GREEDY, PROMPT, ask, at_work, launch, line_of, read, record, setup_of, start, truth
+from engine_kit import GREEDY, PROMPT, Measured, launch, line_of, read, record, setup_of, truth
 from fake_server import Answer, sse
-from tiny_folder import Workplace
 
 from specbench.engines import find_engine
 from specbench.engines.record import Acceptance
@@ -70,7 +69,19 @@ def config_of(setup: Setup, **more: Any) -> dict[str, Any]:
         ("mtp", None, {"decoding_type": "MTP", "max_draft_len": 1}, True),
         ("pard", "/h", {"decoding_type": "PARD", "max_draft_len": 4, "speculative_model": "/h"}, True),
         ("dflash", "/h", {"decoding_type": "DFlash", "max_draft_len": 4, "speculative_model": "/h"}, True),
+        (
+            "dspark:k=7",
+            "/h",
+            {"decoding_type": "DSpark", "max_draft_len": 7, "speculative_model": "/h"},
+            True,
+        ),
         ("sam", None, {"decoding_type": "SA", "max_draft_len": 4}, True),
+        (
+            "sam:ngram=3",
+            None,
+            {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": 3},
+            True,
+        ),
     ],
 )
 def test_the_command_of_each_method(
@@ -99,7 +110,16 @@ def test_names_with_a_dot_are_keys_of_the_yaml() -> None:
     assert line_of(TRTLLM, setup, known=known).endswith(".yaml --max_batch_size 8")
 
 
+def test_relaxed_acceptance_is_not_lossless() -> None:
+    setup = setup_of(TRTLLM, "mtp:engine.speculative_config.use_relaxed_acceptance_for_thinking=true")
+    assert setup.native is not None
+    assert not setup.native.lossless
+
+
 def test_a_pool_that_requests_share_learns() -> None:
+    setup = setup_of(TRTLLM, "sam:engine.speculative_config.enable_global_pool=true")
+    assert setup.native is not None
+    assert setup.native.learns
     setup = setup_of(TRTLLM, "prompt-lookup")
     assert setup.native is not None
     assert not setup.native.learns
@@ -127,7 +147,7 @@ def test_what_it_cannot_do(spec: str) -> None:
     with pytest.raises(SpecbenchError) as error:
         setup_of(TRTLLM, spec, "/h")
     assert error.value.hint == (
-        "tensorrt-llm can do dflash, draft-model, eagle3, mtp, pard, prompt-lookup, sam"
+        "tensorrt-llm can do dflash, draft-model, dspark, eagle3, mtp, pard, prompt-lookup, sam"
     )
 
 
@@ -186,6 +206,22 @@ def test_drafted_tokens_are_the_server_s() -> None:
     assert (found.source, found.scope) == ("metrics-delta", "server")
 
 
+def test_the_counters_are_by_position() -> None:
+    """Three drafts of 4, 4 and 1 tokens; 3, 0 and 1 of them accepted."""
+    by_position = {
+        "drafted": [3, 2, 2, 2],
+        "accepted": [2, 1, 1],
+    }  # a position that nothing reached is left out
+    text = "".join(
+        f'trtllm_spec_decode_{name}_tokens_total{{engine_type="trtllm",token_position="{at}"}} {count}.0\n'
+        for name, counts in by_position.items()
+        for at, count in enumerate(counts)
+    )
+    found = record(TRTLLM, answer(None), setup_of(TRTLLM, "prompt-lookup"), TRTLLM.counters(text))
+    assert (found.accepted, found.drafted, found.verify_steps) == (4, 9, 3)
+    assert found.per_position == [2, 1, 1]
+
+
 def test_without_either_it_is_unknown() -> None:
     assert record(TRTLLM, answer(None), setup_of(TRTLLM, "mtp")) == Acceptance(completion_tokens=10)
 
@@ -194,37 +230,15 @@ def test_without_either_it_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("faults", [{"loading": 0.3}, {"older": True, "no_metrics": True}])
-def test_a_run(
-    make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch, faults: dict[str, object]
-) -> None:
-    place = at_work(make_place("trtllm"), "tensorrt-llm", monkeypatch, **faults)
-    result = place.run("--method", "prompt-lookup", "--repeats", 1, "--limit", 2)
-    assert result.code == 0, result.err
-    rows = [row for row in place.rows() if row["method"] == "prompt-lookup"]
-    assert all(row["error"] is None and row["agreement"]["same"] for row in rows)
-    for row in rows:
+def test_a_run(on_engine: Callable[..., Measured], faults: dict[str, object]) -> None:
+    run = on_engine("tensorrt-llm", "prompt-lookup", **faults)
+    for row in run.rows:
         script, told = truth(row), row["acceptance"]
         assert (told["target_steps"], told["source"]) == (len(script.steps()), "derived")
         assert told["accepted"] == sum(len(step.emitted) - 1 for step in script.steps())
         assert told["drafted"] == (None if "older" in faults else 4 * len(script.verified))
+        assert told["verify_steps"] == (None if "older" in faults else len(script.verified))
     for label in ("vanilla", "prompt-lookup"):
-        config = json.loads(
-            (place.results / "r" / "logs" / f"trtllm-{label}.yaml").read_text(encoding="utf-8")
-        )
+        written = run.place.results / "r" / "logs" / f"trtllm-{label}.yaml"
+        config = json.loads(written.read_text(encoding="utf-8"))
         assert config["disable_overlap_scheduler"] is True
-
-
-def test_starts_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecbenchError, match="CUDA out of memory"):
-        start("tensorrt-llm", tmp_path, monkeypatch, crash=True)
-    start("tensorrt-llm", tmp_path, monkeypatch, taken=str(tmp_path / "taken"))
-    assert (tmp_path / "taken").exists()
-
-
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(json.dumps(ALWAYS), encoding="utf-8")
-    given = fake_wire.TensorRTLLM.parser({}).parse_args(["/m", "--config", str(tmp_path / "c.yaml")])
-    assert (
-        ask(TRTLLM, fake_wire.TensorRTLLM(given), "other").error
-        == "HTTP 404: The model `other` does not exist."
-    )

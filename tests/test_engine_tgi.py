@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fake_wire
 import pytest
-from engine_kit import GREEDY, PROMPT, ask, at_work, launch, line_of, read, record, setup_of, start, truth
+from engine_kit import GREEDY, PROMPT, Measured, launch, line_of, read, record, setup_of, truth
 from fake_server import Answer, sse
 from tiny_folder import Workplace
 
@@ -156,28 +155,12 @@ def test_skipped_tokens_are_what_was_accepted() -> None:
 # -- whole runs --------------------------------------------------------------------------------------------------
 
 
-def test_a_run(make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = at_work(make_place("tgi"), "tgi", monkeypatch, loading=0.3)
-    result = place.run("--method", "prompt-lookup", "--repeats", 1, "--limit", 2)
-    assert result.code == 0, result.err
-    assert "added there" not in result.err  # the text makes the same tokens there
-    rows = [row for row in place.rows() if row["method"] == "prompt-lookup"]
-    assert all(row["error"] is None and row["agreement"]["same"] for row in rows)
-    for row in rows:
+def test_a_run(on_engine: Callable[..., Measured]) -> None:
+    run = on_engine("tgi", "prompt-lookup", loading=0.3)
+    assert "added there" not in run.said  # the text makes the same tokens there
+    for row in run.rows:
         script, told = truth(row), row["acceptance"]
         assert told["accepted"] == sum(len(step.emitted) - 1 for step in script.steps())
         assert (told["target_steps"], told["drafted"]) == (len(script.steps()), None)
         assert (told["source"], told["scope"]) == ("metrics-delta", "server")
         assert len(row["output_ids"]) == 12
-
-
-def test_starts_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecbenchError, match="ShardCannotStart"):
-        start("tgi", tmp_path, monkeypatch, crash=True)
-    start("tgi", tmp_path, monkeypatch, taken=str(tmp_path / "taken"))
-    assert (tmp_path / "taken").exists()
-
-
-def test_its_route_takes_no_model() -> None:
-    wire = fake_wire.TGI(fake_wire.TGI.parser({}).parse_args(["--model-id", "/m"]))
-    assert ask(TGI, wire, "other").error is None

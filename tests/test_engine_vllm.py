@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import fake_wire
 import pytest
 from engine_kit import (
     GOLDEN,
     GREEDY,
     PROMPT,
-    ask,
-    at_work,
+    Measured,
     golden,
     joined,
+    launch,
     line_of,
+    program,
     read,
     record,
     setup_of,
-    start,
     truth,
 )
 from fake_server import raw, sse
-from tiny_folder import Workplace
 
 from specbench.engines import find_engine
 from specbench.engines.record import Arrival, Reply
 from specbench.engines.terms import Limits
 from specbench.engines.vllm import with_undrafted
 from specbench.errors import SpecbenchError
-from specbench.serving.client import events
+from specbench.serving.probe import check_method, probe
 from specbench.serving.rows import rounds_of
 
 VLLM = find_engine("vllm")
@@ -70,9 +69,9 @@ BASELINE = (
         ("eagle", "/h", '{"method":"eagle","num_speculative_tokens":3,"model":"/h"}'),
         ("eagle3:k=4", "/h", '{"method":"eagle3","num_speculative_tokens":4,"model":"/h"}'),
         ("mtp", None, '{"method":"mtp","num_speculative_tokens":1}'),
-        ("medusa", "/h", '{"method":"medusa","model":"/h"}'),
+        ("medusa", "/h", '{"method":"medusa","num_speculative_tokens":3,"model":"/h"}'),
         ("mlp-speculator", "/h", '{"method":"mlp_speculator","model":"/h"}'),
-        ("dflash", "/h", '{"method":"dflash","model":"/h"}'),
+        ("dflash", "/h", '{"method":"dflash","num_speculative_tokens":15,"model":"/h"}'),
         ("dspark:k=7", "/h", '{"method":"dspark","num_speculative_tokens":7,"model":"/h"}'),
         ("suffix", None, '{"method":"suffix"}'),
         (
@@ -97,6 +96,23 @@ def test_the_baseline_s_command() -> None:
     assert line_of(VLLM, setup_of(VLLM, **{"speculative_config.x": "1"})) == BASELINE
 
 
+def test_the_cpu_build_s_sampled_answers_are_not_lossless() -> None:
+    doubt = VLLM.doubt("0.32.0+cpu", 0.7)
+    assert doubt is not None
+    assert VLLM.doubt("0.32.0+cpu", 0.0) is VLLM.doubt("0.32.0", 0.7) is None
+    native = setup_of(VLLM, "mtp").doubted(doubt).native
+    assert native is not None
+    assert (native.lossless, native.note) == (False, doubt)
+    assert setup_of(VLLM).doubted(doubt) == setup_of(VLLM)
+
+
+def test_threads_hold_on_a_cpu_too() -> None:
+    assert VLLM.environment(setup_of(VLLM), launch()) == {"VLLM_NO_USAGE_STATS": "1"}
+    environment = VLLM.environment(setup_of(VLLM), launch(threads=4))
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"  # else its binding sets their number
+
+
 def test_a_version_without_metrics_a_request_is_not_asked_for_them() -> None:
     known = frozenset({"--speculative-config"})
     line = line_of(VLLM, setup_of(VLLM, "mtp"), known=known)
@@ -107,6 +123,37 @@ def test_what_it_cannot_do() -> None:
     with pytest.raises(SpecbenchError) as error:
         setup_of(VLLM, "lookahead")
     assert error.value.hint.startswith("vllm can do dflash, draft-model, dspark, eagle, eagle3, medusa,")
+
+
+@pytest.mark.parametrize(
+    ("spec", "lossless"),
+    [
+        ("mtp", True),
+        ("mtp:engine.speculative_config.rejection_sample_method=block", True),
+        ("mtp:engine.speculative_config.rejection_sample_method=fly", False),
+        ("prompt-lookup:engine.speculative_config.rejection_sample_method=synthetic", False),
+    ],
+)
+def test_settings_that_change_answers_are_not_lossless(spec: str, lossless: bool) -> None:
+    native = setup_of(VLLM, spec).native
+    assert native is not None
+    assert native.lossless is lossless
+
+
+def test_a_method_that_the_version_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The help lists methods: 0.33 has no Medusa any more. Packages that a method needs are looked for too."""
+    monkeypatch.setenv("FAKE_WIRE", "{}")
+    found = probe(VLLM, str(program(tmp_path, "vllm")))
+    assert found.methods == {"draft_model", "mtp", "ngram", "suffix"}
+    check_method(VLLM, setup_of(VLLM, "prompt-lookup"), found)
+    with pytest.raises(SpecbenchError, match=r"^vllm 1\.2\.3 has no method medusa$"):
+        check_method(VLLM, setup_of(VLLM, "medusa", "/h"), found)
+    check_method(VLLM, setup_of(VLLM, "suffix"), found)  # no interpreter beside it: not known
+    (tmp_path / "python").symlink_to(sys.executable)
+    with pytest.raises(SpecbenchError, match="suffix in vllm needs the package arctic-inference"):
+        check_method(VLLM, setup_of(VLLM, "suffix"), found)
+    monkeypatch.setenv("FAKE_WIRE", '{"older": true}')
+    check_method(VLLM, setup_of(VLLM, "medusa", "/h"), probe(VLLM, str(program(tmp_path, "vllm"))))
 
 
 def test_who_learns_and_who_changes_the_scheduler() -> None:
@@ -224,17 +271,11 @@ def test_fields_that_are_missing_are_unknown() -> None:
 
 
 @pytest.mark.parametrize("faults", [{"loading": 0.3}, {"older": True}])
-def test_a_run(
-    make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch, faults: dict[str, object]
-) -> None:
-    place = at_work(make_place("vllm"), "vllm", monkeypatch, **faults)
-    result = place.run("--method", "prompt-lookup", "--repeats", 1, "--limit", 2)
-    assert result.code == 0, result.err
-    assert "schedules asynchronously" in result.err
-    rows = [row for row in place.rows() if row["method"] == "prompt-lookup"]
-    assert all(row["error"] is None and row["agreement"]["same"] for row in rows)
+def test_a_run(on_engine: Callable[..., Measured], faults: dict[str, object]) -> None:
+    run = on_engine("vllm", "prompt-lookup", **faults)
+    assert "schedules asynchronously" in run.said
     source = "metrics-delta" if "older" in faults else "response"
-    for row in rows:
+    for row in run.rows:
         script = truth(row)
         told = row["acceptance"]
         assert (told["accepted"], told["source"]) == (script.accepted, source)
@@ -242,45 +283,3 @@ def test_a_run(
         assert told["target_steps"] == len(script.steps())
         assert row["arrivals"]["tokens"] == [len(step.emitted) for step in script.steps()]
         assert row["output_tokens"] == 12
-
-
-@pytest.mark.parametrize(("faults", "unknown"), [({"no_metrics": True}, 4), ({"reset": 2}, 1)])
-def test_counters_that_are_missing_or_reset_leave_it_unknown(
-    make_place: Callable[[str], Workplace],
-    monkeypatch: pytest.MonkeyPatch,
-    faults: dict[str, object],
-    unknown: int,
-) -> None:
-    place = at_work(make_place("vllm"), "vllm", monkeypatch, older=True, **faults)
-    result = place.run("--method", "prompt-lookup", "--repeats", 1)
-    assert result.code == 0, result.err
-    told = [row["acceptance"] for row in place.rows() if row["method"] == "prompt-lookup"]
-    assert [one["accepted"] for one in told if one["source"] == "none"] == [None] * unknown
-    assert [one["accepted"] for one in told if one["source"] == "metrics-delta"] == [7] * (4 - unknown)
-
-
-def test_a_stream_that_breaks_fails_its_row_alone(
-    make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = at_work(make_place("vllm"), "vllm", monkeypatch, cut_every=3)
-    place.run("--method", "prompt-lookup", "--repeats", 1)
-    errors = [row["error"] for row in place.rows() if row["error"]]
-    assert errors
-    assert all("the connection broke" in error for error in errors)
-
-
-def test_starts_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecbenchError, match="Engine core initialization failed"):
-        start("vllm", tmp_path, monkeypatch, crash=True)
-    taken = tmp_path / "taken"
-    start("vllm", tmp_path, monkeypatch, taken=str(taken))
-    assert taken.exists()
-
-
-def test_another_model_is_refused() -> None:
-    given = fake_wire.VLLM.parser({}).parse_args(["serve", "/m", "--port", "1"])
-    exchange = ask(VLLM, fake_wire.VLLM(given), "other")
-    assert exchange.error == "HTTP 404: The model `other` does not exist."
-    exchange = ask(VLLM, fake_wire.VLLM(given), "/m")
-    assert exchange.error is None
-    assert len(list(events(exchange.chunks))) == 13

@@ -7,7 +7,15 @@ import pytest
 from simulator import JUDGED, PAIR, simulate
 
 from specbench.analysis import intervals
-from specbench.analysis.intervals import RATIO, SPEEDUP, clusters_needed, half_width, ratio_of_sums, sums_by
+from specbench.analysis.intervals import (
+    RATIO,
+    SPEEDUP,
+    clusters_needed,
+    half_width,
+    jackknife_bias,
+    ratio_of_sums,
+    sums_by,
+)
 
 
 def population(count: int, seed: int) -> np.ndarray:
@@ -35,6 +43,25 @@ def test_few_clusters_have_a_point_only() -> None:
     assert ratio_of_sums(np.array([[4.0, 2.0]] * 4), RATIO) == {"low": None, "point": 2.0, "high": None}
     assert ratio_of_sums(np.zeros((0, 2)), RATIO) == intervals.UNKNOWN
     assert ratio_of_sums(np.array([[4.0, 0.0]] * 9), RATIO) == intervals.UNKNOWN
+
+
+def test_the_bias_is_what_leaving_questions_out_says() -> None:
+    drawn = population(12, 5)
+
+    def ratio(questions: np.ndarray) -> float:
+        return float(ratio_of_sums(questions, SPEEDUP)["point"])
+
+    without_one = [ratio(np.delete(drawn, i, axis=0)) for i in range(12)]
+    expected = 11 * (np.mean(without_one) - ratio(drawn)) / ratio(drawn)
+    assert jackknife_bias(drawn, SPEEDUP) == pytest.approx(expected, rel=1e-9)
+    assert jackknife_bias(drawn[::-1], SPEEDUP) == jackknife_bias(drawn, SPEEDUP)
+
+
+def test_a_bias_may_be_unknown() -> None:
+    one_holds_all = np.array([[1.0, 0.0]] * 8 + [[1.0, 3.0]])
+    for unknown in (np.array([[4.0, 2.0]] * 4), np.zeros((0, 2)), np.zeros((9, 2)), one_holds_all):
+        assert jackknife_bias(unknown, RATIO) is None
+    assert jackknife_bias(np.array([[4.0, 2.0]] * 5), RATIO) == pytest.approx(0, abs=1e-12)
 
 
 def test_no_spread_no_width() -> None:

@@ -182,7 +182,7 @@ def test_refs_that_name_nothing(ref, words):
     ("options", "words"),
     [
         ({"dtype": "float3"}, "unknown dtype"),
-        ({"quantize": "int4"}, "not built yet"),
+        ({"quantize": "int3"}, "unknown quantisation 'int3'"),
         ({"attn": "flash_attention_2"}, "flash attention takes no tree masks"),
         ({"attn": "magic"}, "unknown attention"),
     ],
@@ -200,7 +200,7 @@ def test_unknown_devices(name):
 def test_device_map_needs_accelerate(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SpecbenchError, match="accelerate"):
-        check_options("auto", "none", "auto")
+        check_options("auto", "auto")
 
 
 def test_attention_is_eager_only_where_it_must_be():

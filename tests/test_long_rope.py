@@ -55,6 +55,15 @@ def test_across_the_border_a_method_still_gives_vanillas_tokens(phi: Target) -> 
     assert short != vanilla[: len(short)], "the weights should tell the two apart"
 
 
+def test_a_reference_leaves_the_frequencies_where_they_stood(phi: Target) -> None:
+    """transformers up to 5.23 puts another buffer in their place whenever it chooses."""
+    addresses = [buffer.data_ptr() for buffer in phi.model.buffers()]
+    rotary = phi.model.model.rotary_emb
+    with phi.stock_attention():
+        rotary.register_buffer("inv_freq", rotary.inv_freq * 2, persistent=False)
+    assert [buffer.data_ptr() for buffer in phi.model.buffers()] == addresses
+
+
 def test_only_what_is_computed_from_positions_depends_on_the_text(phi: Target) -> None:
     dynamic = LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     assert depends_on_text(tiny.build(dynamic).model)

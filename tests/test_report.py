@@ -17,6 +17,7 @@ from rich.console import Console
 from trial_factory import FakeRun, block, blocks, spread
 from typer.testing import CliRunner
 
+from specbench.analysis.setting import Setting
 from specbench.analysis.summary import FIELDS, summarise
 from specbench.cli import report as command
 from specbench.errors import SpecbenchError
@@ -197,13 +198,14 @@ def test_markdown_says_the_verdict_first() -> None:
 )
 def test_verdicts(speed: dict, said: str) -> None:
     row = {"method": "m", "task": "overall", "speedup": speed, "compared": 0, "lossless": None, "failed": 0}
-    section = words.Section({"target": "tiny"}, 1, None, [row])
+    row |= {"request_rate": None}
+    section = words.Section({"target": "tiny"}, Setting(1), [row])
     assert said in words.verdict(row, section)
 
 
 def test_verdict_of_a_lossy_method_says_so() -> None:
     row = summarise([small()])["rows"][-1] | {"lossless": False, "identical": 4}
-    section = words.Section({"target": "tiny"}, 1, None, [row])
+    section = words.Section({"target": "tiny"}, Setting(1), [row])
     assert "not lossless: output identical on 4 of 6" in words.verdict(row, section)
     assert words.output(row) == "lossy 4/6"
 
@@ -410,6 +412,26 @@ def test_report_to_standard_output_and_of_several_runs(app: typer.Typer, tmp_pat
     assert [run["name"] for run in json.loads(done.output)["runs"]] == ["a", "b"]
     done = CliRunner().invoke(app, ["report", "a", "b", "--format", "md", "--output", str(tmp_path)])
     assert (tmp_path / "a+1" / "report.md").exists()
+    twice = CliRunner().invoke(app, ["report", "a", "a", "--format", "json", "--output", "-"])
+    assert [run["name"] for run in json.loads(twice.output)["runs"]] == ["a"]
+
+
+def test_markdown_shows_tasks_first_and_folds_their_categories_away() -> None:
+    kinds = [("qa", None), ("chat", "humanities"), ("chat", "stem")]
+    trials = [
+        t
+        for number, (task, category) in enumerate(kinds)
+        for t in block(f"q{number}", number, {"vanilla": {}, "fast": {}}, task=task, category=category)
+    ]
+    text = markdown(trials)
+    fold = text.index("<details><summary>By category</summary>\n\n")
+    assert text.index("| chat | ") < text.index("| chat | fast | ") < fold
+    folded = text[fold : text.index("</details>", fold)]
+    said = 2 + 2 * 2  # speedups, and the numbers of each method
+    assert text.count("chat / ") == folded.count("chat / ") == said
+    alone = markdown([t for t in trials if t.task == "chat"])
+    assert "by task" not in alone  # that is what the overall table says
+    assert "| chat / stem | fast | " in alone
 
 
 @pytest.mark.parametrize(
@@ -443,7 +465,7 @@ def test_best_and_worst_are_of_tasks_that_are_known_well_enough() -> None:
 
     parts = [part("chat", 1.4, 1.5, 1.6), part("code", 1.2, 1.3, 1.4)]
     unsure = [part("structured", 1.13, 1.78, 4.37), part("math", 0.9, 1.0, 1.1, prompts=7)]
-    section = words.Section({"target": "tiny"}, 1, None, parts + unsure)
+    section = words.Section({"target": "tiny"}, Setting(1), parts + unsure)
     said = words.extremes({"method": "fast"}, section)
     assert said == "best on chat 1.50x [1.40, 1.60], worst on code 1.30x [1.20, 1.40]"
-    assert words.extremes({"method": "fast"}, words.Section({}, 1, None, unsure)) is None
+    assert words.extremes({"method": "fast"}, words.Section({}, Setting(1), unsure)) is None

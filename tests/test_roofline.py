@@ -186,6 +186,7 @@ def slow_floor(target: Architecture, rows: list[tuple[int, Rounds]]) -> float:
             if number >= len(rounds.emitted):
                 continue
             context, query = prompt + sum(rounds.emitted[:number]), rounds.drafted[number] + 1
+            query += rounds.probes[number] if rounds.probes else 0
             tokens += query
             woken = rounds.experts[number] if rounds.experts else None
             for window, layers in target.windows:
@@ -206,7 +207,7 @@ def slow_floor(target: Architecture, rows: list[tuple[int, Rounds]]) -> float:
 
 def batch() -> list[tuple[int, Rounds]]:
     first = Rounds([3, 0, 4], [3, 0, 4], [3, 0, 2], [4, 1, 3], experts=[3.5, 2.0, 4.0])
-    second = Rounds([2, 2], [2, 2], [0, 1], [1, 2], experts=[3.5, 2.0])
+    second = Rounds([2, 2], [2, 2], [0, 1], [1, 2], experts=[3.5, 2.0], probes=[0, 6])
     return [(5, first), (9, second)]
 
 
@@ -262,7 +263,11 @@ def test_rounds_that_are_not_told_apart_have_no_floor() -> None:
 
 def test_a_run_knows_its_limits(make_place: Any) -> None:
     place: Workplace = make_place("limits")
-    assert place.run("--method", "prompt-lookup").code == 0
+    assert place.run("--method", "lookahead:level=3,window=4,guess=4").code == 0
+    probes = {row["method"]: row["rounds"]["probes"] for row in place.rows()}
+    assert probes.pop("vanilla") is None
+    (window,) = map(max, probes.values())
+    assert 0 < window <= 4 + 5, "lookahead's window rides in the pass"
     facts = place.manifest()["roofline"]
     assert facts["architecture"]["layers"] == 2
     assert facts["speed"]["matmul_tflop_s"] > 0

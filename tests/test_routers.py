@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from fake_cuda import FakeCuda
 from transformers import (
     DeepseekV3Config,
     Glm4MoeConfig,
@@ -25,6 +26,7 @@ from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
 from specbench.measure.clock import NullClock
 from specbench.models import routers
+from specbench.models.passes import Passes
 from specbench.models.target import Target
 
 VOCAB, EXPERTS, ACTIVE = 32, 8, 2
@@ -121,6 +123,20 @@ def test_experts_of_each_round_against_a_recount_from_the_logits(name: str, rows
     assert recorded == pytest.approx([recount(name, each) for each in passes[1:]])
     assert min(recorded) >= ACTIVE
     assert len(set(recorded)) > 1
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_captured_passes_tell_the_same_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks do not run in a replay: what they had taken is written anew, and padding is cut off."""
+    FakeCuda().install(monkeypatch)
+    plain, captured = mixture(name), mixture(name)
+    captured.passes = Passes("target")
+    request = Request(tiny.prompts(3, VOCAB), 24)
+    one, other = (list(DraftVerify(t, Noise(t)).generate(request, NullClock())) for t in (plain, captured))
+    assert captured.passes.off is None
+    assert captured.passes.made > 1
+    assert [each.tokens for each in one] == [each.tokens for each in other]
+    assert [float(e.experts) for e in one[1:]] == [float(e.experts) for e in other[1:]]  # type: ignore[arg-type]
 
 
 def test_a_dense_target_has_none_and_drafters_do_not_see_the_routers() -> None:

@@ -50,6 +50,7 @@ class Typed(Drafter):
         ("vanilla", "vanilla", {}),
         (" m:b=2 , a=1 ", "m:a=1,b=2", {"a": "1", "b": "2"}),
         ("m:max-depth=2", "m:max_depth=2", {"max_depth": "2"}),
+        ("m:draft.quantize=int8", "m:quantize=int8", {"quantize": "int8"}),
         ("m:draft=org/name:x", "m:draft=org/name:x", {"draft": "org/name:x"}),
         ("c:first=(p:k=5,n=2),k=1", "c:first=(p:k=5,n=2),k=1", {"first": "(p:k=5,n=2)", "k": "1"}),
         ("./f.py::Mine:k=3", "./f.py::Mine:k=3", {"k": "3"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,47 @@ def test_older_rows_and_unknown_fields_are_read(store: RunStore) -> None:
     (trial,) = read_run(store.path).trials
     assert trial.rounds == Rounds(drafted=[1])
     assert trial.attempt == 0
+
+
+OLD = b'"task": "t", "question": "q", "category": "c", "turn": 0, "method": "m", "batch_size": 1, "repeat": 0'
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "value"),
+    [
+        (b'"batch_s": Infinity', "batch_s", math.inf),
+        (b'"text": "\\ud800"', "text", "\ud800"),
+        (b'"text": "\xff"', "text", "\ufffd"),
+        (b'"seed\xff": "\xff", "load": 2', "load", 2),
+        (b'"output_ids": [7, -1]', "output_ids", [7, -1]),
+        (b'"output_ids": [7, 123456789012345678901]', "output_ids", [7, 123456789012345678901]),
+        (b'"block": "x"', "block", "x"),  # what it means is the reader's business
+        (b'"state": null', "state", None),
+    ],
+)
+def test_odd_lines_are_read(store: RunStore, written: bytes, name: str, value: object) -> None:
+    (store.path / "trials.jsonl").write_bytes(b"{%s, %s}\n" % (OLD, written))
+    (store.path / "manifest.json").write_text("{}")
+    (trial,) = read_run(store.path).trials
+    assert getattr(trial, name) == value
+
+
+@pytest.mark.parametrize("broken", [b"{", b"[]", b"{}", b"[" * 100_000, b"{%s, }" % OLD])
+def test_a_broken_line_is_refused_but_for_the_last(store: RunStore, broken: bytes) -> None:
+    file = store.path / "trials.jsonl"
+    file.write_bytes(b"%s\n{%s}\n" % (broken, OLD))
+    with pytest.raises(SpecbenchError, match="line 1 is not a trial"):
+        read_run(store.path)
+    file.write_bytes(b"%s\n" % broken)
+    assert read_run(store.path).trials == []
+    assert len(read_run(store.path).warnings) == 1
+
+
+def test_equal_names_and_tokens_are_one_object(store: RunStore) -> None:
+    store.append([row("q1", m, block, output_ids=[70_000]) for block in (0, 1) for m in ("vanilla", "m")])
+    one, *others = read_run(store.path).trials
+    assert len({id(trial.output_ids[0]) for trial in [one, *others]}) == 1
+    assert one.method is others[1].method
 
 
 def test_a_newer_schema_is_refused(store: RunStore) -> None:

@@ -5,17 +5,21 @@ Those of a method, and what all of them are made with; those of a run or between
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specbench.analysis.extract import is_random, temperature
 from specbench.analysis.intervals import MIN_CLUSTERS, half_width
-from specbench.thresholds import RANKED_WIDTH
+from specbench.analysis.open_loop import PILING
+from specbench.analysis.setting import in_words
+from specbench.thresholds import LAPS, RANKED_WIDTH
 
 Caution = dict[str, Any]
 
 WIDE, WANTED = 0.10, 0.05  # half widths: what is called wide, what to narrow it to
+LEANING = 0.003  # of the speedup: more bias than this is told of
 SAME_LOW, SAME_HIGH = 0.97, 1.03  # vanilla against itself
 ABOVE = 1.03  # tolerance of a speedup above tau that has no interval
 BELOW_FLOOR = 1.05  # tolerance of passes faster than their floor
@@ -41,9 +45,9 @@ def warning(code: str, message: str, cure: str, run: str, method: str | None = N
 
 
 def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]:
-    """Warnings of one method at one batch size and concurrency."""
+    """Warnings of one method at one setting."""
     row = overall.row
-    checks = (_failed, _above_tau, _below_floor, _wide, _outliers, _vanilla_again, _differs)
+    checks = (_failed, _above_tau, _below_floor, _wide, _outliers, _vanilla_again, _differs, _queue, _short)
     found = [w for check in checks for w in check(overall)]
     if temperature(manifest) == 0:
         found += _token_totals(overall, "imported" in manifest)
@@ -60,36 +64,32 @@ def few_prompts(rows: Sequence[dict[str, Any]], run: str) -> list[Caution]:
         return []
     message = f"fewer than {MIN_CLUSTERS} questions, so no interval: {listed(tasks)}"
     cure = f"--limit {MIN_CLUSTERS} or more (20 give a useful interval)"
-    batched = any((r["batch_size"] or 1) > 1 for r in few)
-    if batched:
-        cure += "; at batch size N a batch counts as one question"
+    if any(map(in_words, few)):
+        cure += "; what is in flight together, a batch or a block of requests, counts as one question"
     return [warning("few-prompts", message, cure, run)]
 
 
-def setting(row: dict[str, Any]) -> str:
-    """` (batch 4, concurrency 8)`, empty at batch 1."""
-    parts = []
-    if (row["batch_size"] or 1) > 1:
-        parts.append(f"batch {row['batch_size']}")
-    if (row["concurrency"] or 1) > 1:
-        parts.append(f"concurrency {row['concurrency']}")
+def setting(row: Mapping[Any, Any]) -> str:
+    """` (batch size 4, concurrency 8)`, empty for one request at a time."""
+    parts = in_words(row)
     return f" ({', '.join(parts)})" if parts else ""
 
 
 def _failed(overall: Overall) -> Iterable[Caution]:
     row = overall.row
     if row["failed"]:
-        message = (
-            f"{row['method']}: {row['failed']} of {row['trials']} trials failed; their blocks are not counted"
-        )
+        left_out = "their blocks are not counted"
+        if (row["concurrency"] or 1) > 1 or row["request_rate"]:
+            left_out += " in throughput and speedup"
+        message = f"{row['method']}: {row['failed']} of {row['trials']} trials failed; {left_out}"
         cure = "see `error` in trials.jsonl"
         yield warning("failed", message, cure, row["run"], row["method"])
 
 
 def _above_tau(overall: Overall) -> Iterable[Caution]:
     row = overall.row
-    if row["method"] in ("vanilla", "vanilla-again"):
-        return
+    if row["method"] in ("vanilla", "vanilla-again") or row["request_rate"]:
+        return  # at a rate a faster server has less in flight at once, which makes its rounds shorter too
     where = [part["task"] for part in [*overall.parts, row] if _is_above_tau(part)]
     if where:
         message = (
@@ -144,11 +144,12 @@ def _is_above_tau(row: dict[str, Any]) -> bool:
 
 
 def _wide(overall: Overall) -> Iterable[Caution]:
-    """In one line: the overall interval, and the tasks whose own is too wide to rank them."""
+    """In one line: the overall interval, the tasks whose own is too wide to rank them, and the point's bias."""
     row = overall.row
     width = half_width(row["speedup"]) or 0.0
     tasks = [part["task"] for part in overall.parts if (half_width(part["speedup"]) or 0.0) > RANKED_WIDTH]
-    unit = "questions" if (row["batch_size"] or 1) == 1 else "batches"
+    leaning = row["speedup_bias"] or 0.0
+    unit = "batches" if in_words(row) else "questions"
     said, cures = [], []
     if width > WIDE:
         said.append(f"the speedup is known to ±{width:.0%} only, from {overall.clusters} {unit}")
@@ -156,9 +157,14 @@ def _wide(overall: Overall) -> Iterable[Caution]:
     if tasks and len(overall.parts) > 1:  # one task alone is what the overall row says
         said.append(f"too wide to rank (above ±{RANKED_WIDTH:.0%}) on {listed(tasks)}")
         cures.append(f"raise --limit: 20 {unit} a task give a useful interval")
+    code = "wide-interval" if said else "biased"
+    if abs(leaning) > LEANING:
+        enough = math.ceil(overall.clusters * abs(leaning) / LEANING)
+        said.append(f"a ratio of {overall.clusters} {unit} itself leans by about {leaning:+.1%}")
+        cures.append(f"about {enough} {unit} in all bring that under {LEANING:.1%} (raise --limit)")
     if said:
         message = f"{row['method']}: {'; '.join(said)}"
-        yield warning("wide-interval", message, cures[0], row["run"], row["method"])
+        yield warning(code, message, cures[0], row["run"], row["method"])
 
 
 def _outliers(overall: Overall) -> Iterable[Caution]:
@@ -200,6 +206,28 @@ def _differs(overall: Overall) -> Iterable[Caution]:
         message += f"; {differ - ties} of them not at a known near-tie: a bug in the method or a coarse dtype"
         cure = "run with --dtype float32: what still differs there is a bug"
     yield warning("output-differs", message, cure, row["run"], row["method"])
+
+
+def _queue(overall: Overall) -> Iterable[Caution]:
+    """An open loop whose server did not keep up: what is measured there is the queue."""
+    row = overall.row
+    growth = row["queue_growth"]
+    if growth is not None and growth >= PILING:
+        message = (
+            f"{row['method']} did not keep up: unanswered requests rose by {growth:.2f} with each one sent"
+        )
+        cure = "its latency depends on how long one measures; give a lower --request-rate, or --concurrency"
+        yield warning("queue", message, cure, row["run"], row["method"])
+
+
+def _short(overall: Overall) -> Iterable[Caution]:
+    """A concurrency that was never reached, said once."""
+    row, wanted = overall.row, overall.row["concurrency"] or 1
+    where = [part["task"] for part in overall.parts if part["prompts"] < wanted]
+    if where and row["method"] == "vanilla":
+        message = f"{wanted} requests were never in flight: fewer questions than that in {listed(where)}"
+        cure = f"a higher --limit: {LAPS} questions for each request in flight fill most of a block"
+        yield warning("concurrency", message, cure, row["run"])
 
 
 def _token_totals(overall: Overall, imported: bool) -> Iterable[Caution]:

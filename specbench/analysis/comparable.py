@@ -17,6 +17,7 @@ from specbench.errors import SpecbenchError
 Manifest = Mapping[str, Any]
 
 IDENTITY = ("name", "dtype", "quantization", "revision", "parameters", "files")
+PRECISION = ("dtype", "quantization")
 SAMPLING = ("temperature", "top_p", "top_k", "ignore_eos")
 GREEDY_IGNORES = ("top_p", "top_k")
 # Settings that shift the numbers without making them another quantity; the rest is the workload, said apart.
@@ -39,7 +40,7 @@ def check(base: Manifest, new: Manifest, absolute: Sequence[str]) -> None:
             f"the runs have different targets: {'; '.join(found)}",
             "a comparison needs the same weights at the same precision on both sides",
         )
-    found = list(_sampling_differences(_config(base), _config(new)))
+    found = sampling_differences(base, new)
     if found:
         raise SpecbenchError(
             f"the runs sample differently: {'; '.join(found)}",
@@ -67,6 +68,11 @@ def other_prompts(base: Manifest, new: Manifest) -> set[str]:
     return {name for name in shared if _differ(before[name].get("sha256"), after[name].get("sha256"))}
 
 
+def other_model(base: Manifest, new: Manifest) -> list[str]:
+    """What shows that two targets are different weights, in whatever format and precision they are run."""
+    return list(_target_differences(base.get("target"), new.get("target"), of_engines=True))
+
+
 def cautions(base: Manifest, new: Manifest, name: str) -> list[dict[str, Any]]:
     """Warnings, named after the new run: what makes the comparison mean less than it seems."""
     found = []
@@ -77,7 +83,7 @@ def cautions(base: Manifest, new: Manifest, name: str) -> list[dict[str, Any]]:
     elif others:
         message = f"the prompts differ, so they are compared unpaired: {', '.join(others)}"
         found.append(warning("prompts", message, "use the same task files (and seed) for both runs", name))
-    lengths = sorted(_length_differences(base, new))
+    lengths = length_differences(base, new)
     if lengths:
         message = f"the limit of new tokens differs: {', '.join(lengths)}"
         found.append(
@@ -102,7 +108,8 @@ def changes(base: Manifest, new: Manifest) -> list[dict[str, str | None]]:
     ]
 
 
-def _target_differences(base: Any, new: Any) -> Iterator[str]:
+def _target_differences(base: Any, new: Any, of_engines: bool = False) -> Iterator[str]:
+    """`of_engines`: each of them has its own format and precision, and counts parameters by that."""
     if not isinstance(base, Mapping) or not isinstance(new, Mapping):
         if not base or base != new:
             yield f"{identity(base) or 'unknown'} and {identity(new) or 'unknown'}"
@@ -111,21 +118,29 @@ def _target_differences(base: Any, new: Any) -> Iterator[str]:
         yield "the target of a run is unknown"
     for key in IDENTITY:
         mine, theirs = base.get(key), new.get(key)
+        if of_engines and key in (*PRECISION, "parameters"):
+            continue
         if key == "files":
-            yield from _file_differences(mine or {}, theirs or {})
+            yield from _file_differences(mine or {}, theirs or {}, shared_only=of_engines)
         elif key == "quantization" and (mine or "none") != (theirs or "none"):
             yield f"{key} {mine or 'none'} and {theirs or 'none'}"
         elif key != "quantization" and _differ(mine, theirs):
             yield f"{key} {mine} and {theirs}"
 
 
-def _file_differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _file_differences(base: Mapping[str, Any], new: Mapping[str, Any], shared_only: bool) -> Iterator[str]:
     if not base or not new:
         return
-    other = [name for name in sorted({*base, *new}) if base.get(name) != new.get(name)]
+    names = set(base) & set(new) if shared_only else {*base, *new}
+    other = [name for name in sorted(names) if base.get(name) != new.get(name)]
     if other:
         more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
         yield f"hash of {', '.join(other[:SHOWN])}{more}"
+
+
+def sampling_differences(base: Manifest, new: Manifest) -> list[str]:
+    """Which options of sampling differ, each with both values."""
+    return list(_sampling_differences(_config(base), _config(new)))
 
 
 def _sampling_differences(base: Manifest, new: Manifest) -> Iterator[str]:
@@ -133,6 +148,11 @@ def _sampling_differences(base: Manifest, new: Manifest) -> Iterator[str]:
     for key in SAMPLING:
         if _differ(base.get(key), new.get(key)) and not (greedy and key in GREEDY_IGNORES):
             yield f"{key} {base.get(key)} and {new.get(key)}"
+
+
+def length_differences(base: Manifest, new: Manifest) -> list[str]:
+    """The tasks of both whose limit of new tokens differs, each with both limits."""
+    return sorted(_length_differences(base, new))
 
 
 def _length_differences(base: Manifest, new: Manifest) -> Iterator[str]:

@@ -34,6 +34,7 @@ from specbench.analysis.intervals import (
     sums_by,
 )
 from specbench.analysis.matching import SIDES, Matching, Place, at
+from specbench.analysis.run_names import run_names
 from specbench.analysis.summary import BASELINE, OVERALL
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("speedup", "x", ("batch_s_v", "tokens_v", "batch_s", "tokens"), SPEEDUP, 0.95, 0.80),
+        Metric("speedup", "x", ("cost_s_v", "tokens_v", "cost_s", "tokens"), SPEEDUP, 0.95, 0.80),
         Metric("tau", "tokens/round", ("emitted", "rounds"), RATIO, 0.98, 0.98),
         Metric("tokens_per_s", "tokens/s", ("tokens", "batch_s"), RATIO, 0.90, None, of_vanilla=True),
         Metric("memory", "bytes", (), (), 1.05, None, smaller=True, of_vanilla=True),
@@ -114,11 +115,11 @@ def compare(
 ) -> dict[str, Any]:
     """The comparison object: plain JSON values, unknown is None.
 
-    `rows[]` has one entry a (metric, method, batch size, concurrency, task) and task `overall`: {metric, unit,
-    method, batch_size, concurrency, task, base {low, point, high}, new {…}, change {…} (new / base), limit,
+    `rows[]` has one entry a (metric, method, setting, task) and task `overall`: {metric, unit, method,
+    batch_size, concurrency, request_rate, task, base {low, point, high}, new {…}, change {…} (new / base), limit,
     smaller_is_better, paired, questions {base, new}, unmatched {base, new}, verdict, reason}; paired rows hold
-    the matching prompts alone, and `overall` the tasks that both runs have. `missing[]` are the methods (at a batch
-    size and concurrency) that cannot be compared, with the reason; `changes[]` what else differs between the
+    the matching prompts alone, and `overall` the tasks that both runs have. `missing[]` are the methods (at a
+    setting) that cannot be compared, with the reason; `changes[]` what else differs between the
     runs; `warnings[]` as in a summary.
 
     Args:
@@ -134,7 +135,7 @@ def compare(
     known = {m.name: (limits or {}).get(m.name) or limit_of(m, same) for m in wanted}
     others = comparable.other_prompts(base.manifest, new.manifest)
     table = Matching(base.trials, new.trials, others)
-    name = _name(new, "NEW")
+    name_of_base, name = run_names([base, new])
     rows = [row for m in wanted for row in _rows(table, m, known[m.name])]
     lost = dict.fromkeys(compare_notes.lost(table), "every trial failed in NEW")
     if strict:
@@ -143,8 +144,8 @@ def compare(
     rows += [_lost_row(place, m, known[m.name], reason) for place, reason in lost.items() for m in wanted]
     return {
         "schema": SCHEMA,
-        "base": _side(base, "BASE"),
-        "new": _side(new, "NEW"),
+        "base": _side(base, name_of_base),
+        "new": _side(new, name),
         "same_machine": same,
         "limits": known,
         "rows": rows,
@@ -251,8 +252,7 @@ def _head(metric: Metric, place: Place, task: str, limit: float) -> dict[str, An
         "metric": metric.name,
         "unit": metric.unit,
         "method": place.method,
-        "batch_size": place.batch_size,
-        "concurrency": place.concurrency or None,
+        **place.setting.fields(),
         "task": task,
         "limit": limit,
         "smaller_is_better": metric.smaller,
@@ -302,10 +302,6 @@ def _moved(table: Matching, name: str) -> Iterator[dict[str, Any]]:
         yield warning("vanilla-moved", message, cure, name)
 
 
-def _side(run: RunData, fallback: str) -> dict[str, Any]:
+def _side(run: RunData, name: str) -> dict[str, Any]:
     path = getattr(run, "path", None)
-    return run_extract(run.manifest, _name(run, fallback)) | {"path": None if path is None else str(path)}
-
-
-def _name(run: RunData, fallback: str) -> str:
-    return str(run.manifest.get("name") or getattr(getattr(run, "path", None), "name", None) or fallback)
+    return run_extract(run.manifest, name) | {"path": None if path is None else str(path)}

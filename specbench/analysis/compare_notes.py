@@ -17,12 +17,7 @@ def missing(table: Matching, lost: Collection[Place]) -> list[Note]:
     """The places that cannot be compared, with the reason, but those that count as `lost`."""
     places = sorted((table.seen[BASE] | table.seen[NEW]) - set(table.shared) - set(lost))
     return [
-        {
-            "method": place.method,
-            "batch_size": place.batch_size,
-            "concurrency": place.concurrency or None,
-            "reason": _reason(table, place),
-        }
+        {"method": place.method, **place.setting.fields(), "reason": _reason(table, place)}
         for place in places
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specbench.analysis.closed_form import LONGEST
+from specbench.analysis.open_loop import PILING, RAMP
 from specbench.analysis.steadiness import LEAST_SPREAD, LEAST_TRIALS, OUTLYING
 from specbench.thresholds import NEAR_TIE
 
@@ -22,9 +23,12 @@ DEFINITIONS = {
     "category": "The category within the task; none for the whole task.",
     "batch_size": "Prompts decoded together in one batch.",
     "concurrency": "Requests in flight at once at a serving engine; none where batches were asked for instead.",
+    "request_rate": "Requests sent a second to a serving engine at random moments (a Poisson process), whatever is "
+    "in flight: the rate offered; none where the next request waits for an answer (a closed loop).",
     "prompts": "Distinct questions with at least one trial that counts.",
     "trials": "All trials, failed and excluded ones included.",
-    "failed": "Trials that ended in an error; their batches count in no estimate.",
+    "failed": "Trials that ended in an error; their batches count in no estimate. Of requests at an engine, beside "
+    "each other, the others count, save in what needs the whole batch: throughput and speedup.",
     "excluded": "Trials of a disturbed first attempt (`contended`, `throttled`, `captured`), repeated once and not "
     "counted.",
     "outliers": "Trials that count although their decode seconds a round (a token, where rounds are unknown) "
@@ -37,6 +41,12 @@ DEFINITIONS = {
     "questions, its low end at least 1, which each round emits.",
     "tau_drafted": "Emitted tokens / rounds over the rounds that had a draft, bonus included (what vLLM's "
     "counters give).",
+    "counts_source": "Where a serving engine's counts of accepted and drafted tokens come from: `response` its "
+    "answer to each request, `metrics-delta` its counters before and after each block, `derived` what must follow "
+    "from tokens and steps, `none` it does not tell, so that they are unknown, `mixed` if trials differ; none for "
+    "specbench's own loop, which counts every round.",
+    "counts_scope": "`request` if those counts are each request's own; `server` if they are of all requests that "
+    "were in flight, shared out by output tokens: only their sums are measured.",
     "alpha": "Accepted length α = accepted drafted tokens / rounds, over all rounds, bonus excluded.",
     "acceptance_rate": "Accepted drafted tokens / drafted tokens; all nodes of a tree are drafted tokens.",
     "acceptance_by_position": "For each position i from 1: rounds that accepted at least i tokens / rounds whose "
@@ -45,8 +55,13 @@ DEFINITIONS = {
     "accepted at least i - 1, among those whose draft reached depth i.",
     "accepted_histogram": "For each number from 0: the rounds that accepted exactly that many drafted tokens.",
     "speedup": "(Σ vanilla's seconds / Σ vanilla's tokens) / (Σ the method's seconds / Σ the method's tokens), end "
-    f"to end, {_OVER}, each batch's seconds once: a ratio of sums, whose bias falls with the number n of questions "
-    f"(in simulated runs +0.3% to +0.7% at n = 20, under 0.2% from n = 80 on). {_PAIRED}.",
+    f"to end, {_OVER}, each batch's seconds once: a ratio of sums. At a request rate the "
+    "moments of sending set how long a batch takes, so there the seconds are those of the requests, each from its "
+    f"sending to its last token: the speedup is of the latency per token, not of the throughput. {_PAIRED}.",
+    "speedup_bias": "By what share of itself the speedup reads too high on average at so many questions (too low, if "
+    "negative), which is in the nature of a ratio of sums: jackknife over questions, itself good to about half a "
+    "percentage point at n = 20. Speedup · (1 - bias) is rid of it. It falls with n: in simulated runs +0.3% to "
+    "+0.7% at n = 20, under 0.2% from n = 80 on. The interval allows for it.",
     "decode_speedup": "The same of the decode alone: seconds and tokens after the first token, without the pass "
     f"over the prompt. {_PAIRED}.",
     "geomean_speedup": "Geometric mean of the questions' own end-to-end speedups, each question equally.",
@@ -65,8 +80,14 @@ DEFINITIONS = {
     "free_draft_limit": "τ / verify inflation: the decode speedup if drafting cost nothing.",
     "roofline_limit": "τ · floor of vanilla's pass / floor of the method's pass: the decode speedup that the "
     "device's memory bandwidth and matmul rate allow if drafting costs nothing.",
-    "tokens_per_s": "Σ output tokens / Σ seconds, end to end, each batch's seconds once; not comparable across "
-    "machines.",
+    "tokens_per_s": "Σ output tokens / Σ seconds, end to end, each batch's seconds once: of the whole server, where "
+    "several requests are in flight; at a request rate it is bounded by that rate. Not comparable across machines.",
+    "requests_per_s": "Requests answered / Σ seconds, end to end, each batch's seconds once; it differs from a "
+    "request rate even where the server keeps up, by the chance of the arrivals and the wait for the last answers.",
+    "queue_growth": "At a request rate: how much the number of unanswered requests rises with each one sent, after "
+    f"the first {RAMP:.0%} of a block (slope of least squares); near 0 the server keeps up, from {PILING:g} on a "
+    "queue grows and latencies depend on how long one measures.",
+    "latency_s": "Mean seconds of a request, from its sending to its last token.",
     "ttft_s": "Mean seconds to the first token of a request.",
     "ttft": "Median, 95th and 99th percentile of the seconds to the first token of a request.",
     "tpot_s": "Σ decode seconds / Σ decoded tokens of the requests: seconds per token after the first.",
@@ -83,7 +104,9 @@ DEFINITIONS = {
     "experts": "Of a mixture of experts: how many different ones a verify pass woke, mean over its MoE layers and "
     "over passes; vanilla at batch size 1 wakes only those of one token.",
     "weights_bytes": "Bytes of the weights of target and drafter.",
+    "draft_weights_bytes": "Of these the drafter's own.",
     "kv_bytes": "Bytes of the key-value caches of target and drafter.",
+    "graph_bytes": "Bytes that CUDA graphs hold while none runs: inputs, outputs and what capturing reserved.",
     "peak_bytes": "Most bytes held while generating alone with the target: weights plus what the generation added.",
     "memory_overhead_bytes": "Peak bytes - vanilla's peak bytes.",
     "joules_per_token": "Σ joules of the GPU / Σ output tokens, over the batches whose energy is known.",
@@ -91,7 +114,12 @@ DEFINITIONS = {
     "and operations / measured matmul rate; weights once, woken experts, keys and values) / Σ their seconds.",
     "lossless": "Whether the method promises the target's own output (greedy) or distribution (sampling).",
     "identical": "Greedy outputs identical to vanilla's, of those compared.",
-    "compared": "Greedy outputs compared with vanilla's, token by token.",
+    "compared": "Greedy outputs compared with vanilla's, by token ids where there are some, else by text.",
+    "compared_by": "How the outputs were compared: `ids` token by token, `text` where an engine sends no ids, "
+    "`mixed` if trials differ.",
+    "identical_text": "Greedy outputs whose text is identical to vanilla's, of the texts compared (of serving "
+    "engines, beside their ids).",
+    "compared_text": "Greedy outputs whose texts were compared.",
     "near_ties": "Outputs that first differ where the target's top two logits are within "
     f"{NEAR_TIE:g} of each other, so that rounding decides.",
     "first_difference_median": "Median index of the first token that differs, over the outputs that differ.",

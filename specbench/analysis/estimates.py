@@ -6,37 +6,65 @@ own names, vanilla's with `_v` behind. Each batch's seconds stand there once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from specbench.analysis import intervals
-from specbench.analysis.frame import MEMORY, SPANS
-from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, ratio_of_sums, sums_by
+from specbench.analysis.frame import COUNTS, MEMORY, SPANS
+from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, jackknife_bias, ratio_of_sums, sums_by
 from specbench.analysis.rounds import percentiles
 from specbench.thresholds import NEAR_TIE
 
 Fields = dict[str, Any]
 
 
-def join(units: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """The batches that both measured: `units` of a method beside `baseline`'s (columns named `…_v`)."""
-    timed = ["batch_s", "decode_s", "tokens", "decode_tokens", "passes", "verify", "floor_s"]
-    return units.merge(baseline[["pair", *timed]], on="pair", suffixes=("", "_v"))
+# What a batch's sums are the sums of: its column -> its rows'.
+OWN = {"decode_s": "decode_s", "tokens": "output_tokens", "decode_tokens": "decode_tokens"}
+
+
+def join(
+    units: pd.DataFrame, baseline: pd.DataFrame, rows: pd.DataFrame, baseline_rows: pd.DataFrame
+) -> pd.DataFrame:
+    """The batches that both measured: `units` of a method beside `baseline`'s (columns named `…_v`).
+
+    Where one of the two lacks a request, the batch's sums are over those that both answered.
+    """
+    timed = ["whole", "cost_s", "decode_s", "tokens", "decode_tokens", "passes", "verify", "floor_s"]
+    pairs = units.merge(baseline[["pair", *timed]], on="pair", suffixes=("", "_v"))
+    holes = ~(pairs["whole"] & pairs["whole_v"]).to_numpy(dtype=bool)
+    if holes.any():
+        both = _answered_by_both(rows, baseline_rows).reindex(pairs.loc[holes, "pair"])
+        for name, own in OWN.items():
+            for side in ("", "_v"):
+                pairs[name + side] = pairs[name + side].astype(np.float64)
+                pairs.loc[holes, name + side] = both[own + side].to_numpy()
+    return pairs
+
+
+def _answered_by_both(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
+    """Sums over the requests that both answered, by `pair`."""
+    columns = ["pair", "question", *OWN.values()]
+    mine, base = (table.loc[table["used"], columns] for table in (rows, baseline))
+    both = mine.merge(base, on=["pair", "question"], suffixes=("", "_v"))
+    return both.drop(columns="question").groupby("pair").sum()
 
 
 def speed(pairs: pd.DataFrame) -> Fields:
     """Speedups of the method over vanilla, from the batches both measured.
 
-    `speedup` is end to end (batch seconds and output tokens), `decode_speedup` leaves out the prefill and the
-    first token. `geomean_speedup` is the geometric mean of the questions' own ratios; `spec_bench_speedup` is
-    Spec-Bench's formula, mean over questions of tokens/s divided by vanilla's mean, biased upwards.
+    `speedup` is end to end (seconds of a batch, in an open loop of its requests, and output tokens),
+    `decode_speedup` leaves out the prefill and the first token. `geomean_speedup` is the geometric mean of the
+    questions' own ratios; `spec_bench_speedup` is Spec-Bench's formula, mean over questions of tokens/s divided by
+    vanilla's mean, biased upwards.
     """
-    whole = _clusters(pairs, "batch_s", "tokens")
+    whole = _clusters(pairs, "cost_s", "tokens")
     decode = _clusters(pairs, "decode_s", "decode_tokens")
     fields: Fields = {
         "speedup": ratio_of_sums(whole, SPEEDUP),
+        "speedup_bias": jackknife_bias(whole, SPEEDUP),
         "decode_speedup": ratio_of_sums(decode, SPEEDUP),
         "geomean_speedup": None,
         "spec_bench_speedup": None,
@@ -52,12 +80,12 @@ def speed(pairs: pd.DataFrame) -> Fields:
 
 def clusters(pairs: pd.DataFrame) -> int:
     """How many questions (or batches of questions) the interval of the speedup rests on."""
-    return len(_clusters(pairs, "batch_s", "tokens"))
+    return len(_clusters(pairs, "cost_s", "tokens"))
 
 
 def clusters_needed(pairs: pd.DataFrame, wanted: float) -> int | None:
     """How many of them would bring the speedup's half width to about `wanted`; None where it is unknown."""
-    known = _clusters(pairs, "batch_s", "tokens")
+    known = _clusters(pairs, "cost_s", "tokens")
     return intervals.clusters_needed(known, SPEEDUP, wanted) if np.all(known.sum(axis=0) > 0) else None
 
 
@@ -70,15 +98,17 @@ def _clusters(pairs: pd.DataFrame, seconds: str, tokens: str) -> Floats:
 def cost(rows: pd.DataFrame, units: pd.DataFrame) -> Fields:
     """Rates and where decode time goes.
 
-    `tokens_per_s` is end to end, each batch's seconds once; `ttft_s` the mean prefill of a request, `ttft` its
-    percentiles; `tpot_s` the seconds of decode per decoded token of a request (a batch's rows each wait its
-    whole round). Shares are of the batches' decode seconds. `joules_per_token` is over the batches whose energy
-    is known.
+    `tokens_per_s` and `requests_per_s` are end to end, each batch's seconds once; `latency_s` is the mean of a
+    request, `ttft_s` its mean prefill, `ttft` its percentiles; `tpot_s` the seconds of decode per decoded token of
+    a request (a batch's rows each wait its whole round). Shares are of the batches' decode seconds.
+    `joules_per_token` is over the batches whose energy is known.
     """
-    prefill = _known(rows, "prefill_s")
+    prefill, whole = _known(rows, "prefill_s"), _known(rows, "total_s")
     shares = _known(units, "decode_s", *SPANS).sum(axis=0)
     return {
         "tokens_per_s": _per(units, "tokens", "batch_s"),
+        "requests_per_s": _per(units, "requests", "batch_s"),
+        "latency_s": float(whole.mean()) if len(whole) else None,
         "ttft_s": float(prefill.mean()) if len(prefill) else None,
         "ttft": percentiles(prefill[:, 0]),
         "tpot_s": _per(rows, "decode_s", "decode_tokens"),
@@ -146,6 +176,8 @@ def memory(rows: pd.DataFrame, baseline: pd.DataFrame) -> Fields:
 def agreement(rows: pd.DataFrame) -> Fields:
     """How many outputs were compared with vanilla's, how many are identical, and how the others differ.
 
+    `compared_by` says how: token ids where there are some, else texts. Texts that were compared beside ids (of
+    engines) are counted apart.
     `near_ties` are differences where the target's top two logits are within NEAR_TIE of each other;
     `first_difference_median` is a token index, over the outputs that differ.
     """
@@ -155,10 +187,16 @@ def agreement(rows: pd.DataFrame) -> Fields:
     compared, differ = int(np.isfinite(same).sum()), same == 0
     known = lossless[np.isfinite(lossless)]
     differences = first[differ & np.isfinite(first)]
+    by_ids = rows["by_ids"].to_numpy()
+    texts = np.where(by_ids, rows["same_text"].to_numpy(), same)
+    known_texts = int(np.isfinite(texts).sum())
     return {
         "lossless": bool(known.all()) if len(known) else None,
         "identical": compared - int(differ.sum()) if compared else None,
         "compared": compared,
+        "compared_by": _one_of(["ids" if ids else "text" for ids in by_ids[np.isfinite(same)]]),
+        "identical_text": int((texts == 1).sum()) if known_texts else None,
+        "compared_text": known_texts,
         "near_ties": int((gap[differ] <= NEAR_TIE).sum()) if compared else None,
         "first_difference_median": float(np.median(differences)) if len(differences) else None,
     }
@@ -170,9 +208,8 @@ def counts(rows: pd.DataFrame) -> Fields:
     rows that count."""
     used = rows["used"].to_numpy()
     excluded = rows["excluded"].notna().to_numpy()
-    states = rows["state"].dropna().unique()
     return {
-        "state": str(states[0]) if len(states) == 1 else "mixed" if len(states) else None,
+        "state": _one_of(rows["state"].dropna()),
         "prompts": len(np.unique(rows["asked"].to_numpy()[used])),
         "trials": len(rows),
         "failed": int((rows["failed"].to_numpy() & ~excluded).sum()),
@@ -180,6 +217,17 @@ def counts(rows: pd.DataFrame) -> Fields:
         "outliers": int(rows["outlier"].to_numpy()[used].sum()),
         "tokens": int(rows["output_tokens"].to_numpy()[used].sum()),
     }
+
+
+def told(rows: pd.DataFrame) -> Fields:
+    """Where an engine's account of accepted and drafted tokens comes from, and whose requests it is of."""
+    return {f"counts_{name}": _one_of(rows[name].dropna()) for name in COUNTS}
+
+
+def _one_of(values: Iterable[Any]) -> str | None:
+    """What all of them are; `mixed` where they differ, None where there are none."""
+    found = set(values)
+    return str(found.pop()) if len(found) == 1 else "mixed" if found else None
 
 
 def _known(table: pd.DataFrame, *columns: str) -> Floats:

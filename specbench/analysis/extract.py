@@ -7,11 +7,12 @@ from typing import Any
 
 IDENTITY = ("name", "identity", "alias", "hub_id", "id", "path")
 DETAILS = ("source", "hub_id", "revision", "dtype", "quantization", "parameters", "bytes", "notes")
+OURS = "specbench/native"  # the engine that is none: specbench's own loop
 PASSED = ("argv", "seed", "git", "versions", "start", "end")
 
 
 def run_extract(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The `runs[]` entry: name, target, machine in one line, start and end, config, how to reproduce."""
+    """The `runs[]` entry: name, target, engine, machine in one line, start and end, config, how to reproduce."""
     target = manifest.get("target")
     return {
         "name": name,
@@ -20,6 +21,7 @@ def run_extract(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
         "drafters": _drafters(manifest.get("drafters")),
         "random_weights": is_random(manifest),
         "experts": _experts(manifest),
+        "engine": _engine(manifest),
         "machine": machine_line(manifest.get("machine")),
         "config": dict(manifest.get("config") or {}),
         **{key: manifest.get(key) for key in PASSED},
@@ -44,6 +46,17 @@ def temperature(manifest: Mapping[str, Any]) -> float | None:
     """The sampling temperature of the run, None where the manifest does not say; 0 is greedy."""
     value = (manifest.get("config") or {}).get("temperature")
     return float(value) if isinstance(value, int | float) else None
+
+
+def _engine(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """{name, version, attached} of what generated; our own loop is one among them."""
+    engine, imported = manifest.get("engine"), manifest.get("imported")
+    if isinstance(engine, Mapping):
+        return {key: engine.get(key) for key in ("name", "version", "attached")}
+    if isinstance(imported, Mapping):
+        return {"name": f"imported {imported.get('format')}", "version": None, "attached": None}
+    version = (manifest.get("versions") or {}).get("specbench-llm")
+    return {"name": OURS, "version": version, "attached": False}
 
 
 def machine_line(machine: Any) -> str | None:

@@ -22,8 +22,8 @@ def with_floors(frame: Frame, manifest: Mapping[str, Any]) -> Frame:
     """The frame with `floor_s` of each batch: the floors of its verify passes together, NaN where unknown.
 
     A manifest knows what is needed under `roofline`: the target's architecture, and the speed of the device. A
-    pass's rows each have `drafted + 1` tokens to look at, over the prompt and what they had emitted before; where a
-    round says how many experts it woke, those are read, else as many as tokens at random would wake.
+    pass's rows each have `drafted + probes + 1` tokens to look at, over the prompt and what they had emitted before;
+    where a round says how many experts it woke, those are read, else as many as tokens at random would wake.
     """
     known = _read(manifest)
     floor = np.full(len(frame.batches), np.nan) if known is None else _batch_floors(frame, *known)
@@ -59,7 +59,7 @@ def _floors_of(
     device: Device,
 ) -> Floats:
     """The floors of `count` batches with these rounds: of each one, the number of its batch and its prompt tokens."""
-    query = rounds.drafted + 1.0
+    query = rounds.drafted + rounds.probes + 1.0
     context = prompt + _emitted_before(rounds)
     # A pass is one batch's n-th round: the rows of a batch begin together, and those that are done drop out.
     place = _place(rounds)

@@ -1,9 +1,14 @@
 """Trials as columns: one row a trial, one row a batch, one entry a round.
 
 A batch is what was timed once; its seconds and spans repeat on each of its rows and are counted once here. A
-batch with a failed or excluded row is not used. `pair` numbers what a batch measured (task, questions, turn,
-repeat, batch size, concurrency), so that two methods' batches with one number are the two halves of a
-comparison; `cluster` numbers what the bootstrap draws (the question, or the questions that shared batches).
+batch with a failed or excluded row is not used. Of requests that were served beside each other, each at its own time,
+a failed one leaves the others' times what they are: they are used, but the batch's own seconds, and with them its
+throughput, are unknown. `pair` numbers what a batch measured (task, questions, turn,
+repeat, setting), so that two methods' batches with one number are the two halves of a comparison; `cluster`
+numbers what the bootstrap draws (the question, or the questions that shared batches).
+
+`cost_s` is what a speedup counts of a batch: its seconds, once. In an open loop (a request rate) these are set by
+the moments of sending, whatever the server does; there it is the sum of the requests' own, sent to answered.
 """
 
 from __future__ import annotations
@@ -21,14 +26,16 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from specbench.analysis import steadiness
+from specbench.analysis.setting import AXES
 from specbench.thresholds import THROTTLED
 
 if TYPE_CHECKING:
     from specbench.store import Trial
 
 SPANS = ("draft", "verify", "accept", "other")
-MEMORY = ("weights_bytes", "kv_bytes", "peak_bytes")
-AGREEMENT = ("same", "first_difference", "logit_gap")
+MEMORY = ("weights_bytes", "draft_weights_bytes", "kv_bytes", "graph_bytes", "peak_bytes")
+AGREEMENT = ("same", "first_difference", "logit_gap", "same_text")
+COUNTS = ("source", "scope")  # of an engine's own account
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class RoundColumns:
     with_draft: NDArray[np.int32]
     round_s: NDArray[np.float64]
     experts: NDArray[np.float64]
+    probes: NDArray[np.int32]  # 0 where none are told of
 
     def of(self, rows: NDArray[np.bool_]) -> RoundColumns:
         """The rounds of the trials marked in `rows`."""
@@ -77,25 +85,38 @@ def build(trials: Sequence[Trial]) -> Frame:
     rows["asked"] = rows.groupby(["task", "question"], sort=False, observed=True).ngroup()
     rows["unit"] = rows.groupby(_UNIT, sort=False, observed=True).ngroup()
     batches = _batches(rows)
-    rows["used"] = batches["used"].to_numpy()[rows["unit"].to_numpy()]
+    unit = rows["unit"].to_numpy()
+    rows["pair"] = batches["pair"].to_numpy()[unit]
+    rows["used"] = batches["used"].to_numpy()[unit] & ~rows["failed"].to_numpy()
     longest = rows.groupby("unit")["rounds"].idxmax().to_numpy(dtype=np.int64)
     rows["leader"] = np.isin(np.arange(len(rows)), longest) | rows["served"]
     rows["pace"] = steadiness.pace(rows)
     rows["outlier"] = steadiness.outliers(rows)
-    return Frame(rows.drop(columns=["batch", "own"]), batches, rounds, _waits(ordered, rounds))
+    # A table that grew by columns keeps each apart; a copy lays those of a type together, to be picked at once.
+    rows, batches = rows.drop(columns=["batch", "own"]).copy(), batches.copy()
+    return Frame(rows, batches, rounds, _waits(ordered, rounds))
 
 
-_UNIT = ["method", "task", "turn", "batch_size", "concurrency", "repeat", "attempt", "block", "batch", "own"]
+_FIRST = ["method", "task", "turn", *AXES, "repeat", "attempt", "block"]
+_UNIT = [*_FIRST, "batch", "own"]
 _NAMES = ("task", "category", "method", "state", "excluded")
 _TEXTS = (*_NAMES, "question", "batch")
 _NUMBERS = ("turn", "batch_size", "repeat", "block", "attempt", "order", "prompt_tokens", "output_tokens")
-_FIRST = ["method", "task", "turn", "batch_size", "concurrency", "repeat", "attempt", "block"]
 _ONCE = ["batch_s", "decode_s", *SPANS, "joules"]
 
 
 def _position(trial: Trial) -> tuple[Any, ...]:
     t = trial
-    where = (t.task, t.question, t.turn, t.repeat, t.method, t.batch_size, t.concurrency or 0)
+    where = (
+        t.task,
+        t.question,
+        t.turn,
+        t.repeat,
+        t.method,
+        t.batch_size,
+        t.concurrency or 0,
+        t.request_rate or 0.0,
+    )
     return (*where, t.block, t.batch, t.attempt, t.order)
 
 
@@ -104,28 +125,31 @@ def _rows(trials: Sequence[Trial], rounds: NDArray[np.int64]) -> pd.DataFrame:
     memories = [t.memory or {} for t in trials]
     columns: dict[str, Any] = {name: [getattr(t, name) for t in trials] for name in (*_TEXTS, *_NUMBERS)}
     columns |= {
-        "own": [t.question if _alone(t) else "" for t in trials],
+        "own": [t.question if alone(t) else "" for t in trials],
         "served": [
-            not _alone(t) and t.batch_size == 1 for t in trials
+            not alone(t) and t.batch_size == 1 for t in trials
         ],  # each at its own time, others beside it
         "concurrency": [t.concurrency or 0 for t in trials],  # 0: not asked for
+        "request_rate": [t.request_rate or 0.0 for t in trials],
         "rounds": rounds,
-        "batch_s": _floats(
-            t.batch_s if t.batch_s is not None or not _alone(t) else t.total_s for t in trials
-        ),
+        "batch_s": _floats(t.batch_s if t.batch_s is not None or not alone(t) else t.total_s for t in trials),
         "prefill_s": _floats(t.prefill_s for t in trials),
         "decode_s": _floats(t.decode_s for t in trials),
+        "total_s": _floats(t.total_s for t in trials),
+        "sent_s": _floats(t.sent_s for t in trials),
         "joules": _floats((t.nvml or {}).get("joules") for t in trials),
         "lossless": _floats(t.lossless for t in trials),
+        "by_ids": [bool(t.output_ids) for t in trials],
         "failed": [t.error is not None for t in trials],
         "contended": [bool(t.contended) for t in trials],
         "throttled": [bool(THROTTLED.intersection(_reasons(t))) for t in trials],
     }
     columns |= {name: _floats(found.get(name) for found in agreements) for name in AGREEMENT}
     columns |= {name: _floats(found.get(name) for found in memories) for name in MEMORY}
+    columns |= {name: [(t.acceptance or {}).get(name) for t in trials] for name in COUNTS}
     columns |= {name: _floats(_span(t, name) for t in trials) for name in SPANS}
     frame = pd.DataFrame(columns)
-    for name in _NAMES:  # compared often: as numbers, not as text
+    for name in (*_NAMES, *COUNTS):  # compared often: as numbers, not as text
         frame[name] = pd.Categorical(frame[name], categories=sorted(set(frame[name].dropna())))
     return frame.astype(dict.fromkeys(("question", "batch", "own"), object))
 
@@ -134,7 +158,7 @@ def _reasons(trial: Trial) -> Sequence[str]:
     return (trial.nvml or {}).get("throttle_reasons") or ()
 
 
-def _alone(trial: Trial) -> bool:
+def alone(trial: Trial) -> bool:
     """Whether a request was its own batch."""
     return trial.batch_size * (trial.concurrency or 1) == 1 and trial.request_rate is None
 
@@ -187,6 +211,7 @@ def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
         with_draft=np.where(told_apart & (drafted >= 0), drafted > 0, with_draft).astype(np.int32),
         round_s=column("round_s", math.nan, np.float64),
         experts=column("experts", math.nan, np.float64),
+        probes=column("probes", 0, np.int32),
     )
 
 
@@ -207,7 +232,18 @@ def _waits(trials: Sequence[Trial], rounds: RoundColumns) -> RoundColumns:
             where, waited = np.full(len(tokens), row, np.int32), np.maximum(seconds, 0)
             nowhere = np.full(len(tokens), np.nan)
             parts.append(
-                RoundColumns(where, unknown, unknown, unknown, tokens, one, unknown, waited, nowhere)
+                RoundColumns(
+                    where,
+                    unknown,
+                    unknown,
+                    unknown,
+                    tokens,
+                    one,
+                    unknown,
+                    waited,
+                    nowhere,
+                    np.zeros_like(where),
+                )
             )
     return RoundColumns(*map(np.concatenate, zip(*(vars(part).values() for part in parts), strict=True)))
 
@@ -219,12 +255,17 @@ def _batches(rows: pd.DataFrame) -> pd.DataFrame:
     batches[_ONCE] = grouped[_ONCE].max()  # repeated on the batch's rows; decode lasts as its longest row's
     served = grouped["served"].all()  # their requests wait at the same time, not one for all
     batches["decode_s"] = batches["decode_s"].where(~served, grouped["decode_s"].sum(min_count=1))
+    batches["whole"] = ~grouped["failed"].any()
+    batches.loc[~batches["whole"], ["batch_s", "joules"]] = math.nan  # they are of the failed request too
+    waited = grouped["total_s"].sum().where(grouped["total_s"].count() == grouped.size())
+    batches["cost_s"] = batches["batch_s"].where(batches["request_rate"] == 0, waited)
+    batches["requests"] = grouped.size()
     batches["passes"] = grouped["rounds"].max()
     batches[["tokens", "decode_tokens"]] = grouped[["output_tokens", "decode_tokens"]].sum()
     batches["category"] = _shared(rows)
-    bad = rows["failed"] | rows["excluded"].notna()
-    batches["good"] = ~bad.groupby(rows["unit"]).any()
     batches["lost"] = rows["excluded"].notna().groupby(rows["unit"]).any()
+    answered = batches["whole"] | (served & ~grouped["failed"].all())
+    batches["good"] = answered & ~batches["lost"]
     batches["pair"] = _pairs(rows, batches)
     batches["cluster"] = _clusters(rows, batches)
     last = batches[batches["good"]].sort_values(["attempt", "block"], kind="stable")
@@ -246,7 +287,7 @@ def _pairs(rows: pd.DataFrame, batches: pd.DataFrame) -> NDArray[np.int64]:
     for unit, question in zip(rows["unit"], rows["question"], strict=True):  # rows are sorted by question
         members[unit].append(question)
     keys = zip(
-        *(batches[name] for name in ("task", "turn", "batch_size", "concurrency", "repeat")),
+        *(batches[name] for name in ("task", "turn", *AXES, "repeat")),
         map(tuple, members),
         strict=True,
     )
@@ -256,7 +297,7 @@ def _pairs(rows: pd.DataFrame, batches: pd.DataFrame) -> NDArray[np.int64]:
 
 def _clusters(rows: pd.DataFrame, batches: pd.DataFrame) -> NDArray[np.int64]:
     """Connected components of questions and their batches: at batch size 1, the question itself."""
-    question = rows.groupby(["asked", "batch_size", "concurrency"], sort=False).ngroup().to_numpy()
+    question = rows.groupby(["asked", *AXES], sort=False).ngroup().to_numpy()
     questions = int(question.max()) + 1 if len(question) else 0
     pair = batches["pair"].to_numpy()
     nodes = questions + (int(pair.max()) + 1 if len(pair) else 0)

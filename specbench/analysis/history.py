@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from specbench.analysis.comparable import IDENTITY, SAMPLING
 from specbench.analysis.extract import run_extract
 from specbench.analysis.intervals import Estimate
+from specbench.analysis.run_names import run_names
+from specbench.analysis.setting import AXES
 from specbench.analysis.summary import BASELINE, OVERALL, summarise
 
 if TYPE_CHECKING:
@@ -39,17 +41,18 @@ TRACKED = {
 
 def history(runs: Sequence[RunData], metric: str) -> dict[str, Any]:
     """{metric, unit, groups[]}; a group: {target, workload, machine, series[]}; a series: {method, batch_size,
-    concurrency, points[]}; a point: {run, start, commit, machine, prompts, low, point, high}, oldest first.
+    concurrency, request_rate, points[]}; a point: {run, start, commit, machine, prompts, low, point, high}, oldest
+    first.
 
     A group holds the runs of one target (name, precision, revision, hashes), one workload (task files, number
     of questions, sampling, limits) and, for a metric that depends on it, one machine; else `machine` is None.
     """
     tracked = TRACKED[metric]
     groups: dict[str, dict[str, Any]] = {}
-    for run in sorted(runs, key=lambda run: str(run.manifest.get("start") or "")):
-        summary = summarise([run])
-        extract = run_extract(run.manifest, summary["runs"][0]["name"])
-        for row in summary["rows"]:
+    named = zip(run_names(runs), runs, strict=True)
+    for name, run in sorted(named, key=lambda each: str(each[1].manifest.get("start") or "")):
+        extract = run_extract(run.manifest, name)
+        for row in summarise([run])["rows"]:
             estimate = _estimate(row[tracked.field])
             known = row["task"] == OVERALL and estimate["point"] is not None
             if known and (tracked.absolute or row["method"] != BASELINE):  # vanilla's ratios are 1
@@ -100,7 +103,7 @@ def _workload(manifest: Mapping[str, Any]) -> str:
 
 
 def _series(group: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    head = {name: row[name] for name in ("method", "batch_size", "concurrency")}
+    head = {name: row[name] for name in ("method", *AXES)}
     for series in group["series"]:
         if all(series[name] == value for name, value in head.items()):
             return series

@@ -1,4 +1,4 @@
-"""Points and 95% intervals of ratios of sums, by a paired bootstrap over questions (design §6).
+"""Points, 95% intervals and bias of ratios of sums, by resampling questions (design §6).
 
 Every ratio here is exp(Σ signs·log(sums)): a speedup is (seconds₀ / tokens₀) / (seconds₁ / tokens₁), tokens
 per round is emitted / rounds. What is resampled is a cluster: a question with its turns and repeats, or, for
@@ -58,6 +58,26 @@ def ratio_of_sums(clusters: Floats, signs: tuple[float, ...]) -> Estimate:
         "point": float(np.exp(log_point)),
         "high": None if high is None else float(np.exp(log_point + high)),
     }
+
+
+def jackknife_bias(clusters: Floats, signs: tuple[float, ...]) -> float | None:
+    """By what share of itself the ratio of sums leans: what its mean over many such draws of questions exceeds the
+    truth by, so that point · (1 - bias) is rid of what falls with 1/n.
+
+    From the ratios that each leave out one question (M. H. Quenouille, "Notes on bias in estimation", Biometrika 43,
+    1956): (n - 1)·(their mean / the ratio - 1). Itself an estimate, at 20 questions good to about ±0.5%.
+
+    Args:
+        clusters, signs: as `ratio_of_sums` takes them.
+
+    None under MIN_CLUSTERS questions, or where one question holds all of a column.
+    """
+    clusters = clusters[np.lexsort(clusters.T)]
+    totals = clusters.sum(axis=0)
+    if len(clusters) < MIN_CLUSTERS or not np.all(clusters < totals):
+        return None
+    without_one = np.log1p(-clusters / totals) @ np.asarray(signs)
+    return float((len(clusters) - 1) * np.mean(np.expm1(without_one)))
 
 
 def sums_by(cluster: NDArray[Any], columns: Floats) -> Floats:

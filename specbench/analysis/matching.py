@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from specbench.analysis.frame import Frame, build
+from specbench.analysis.frame import Frame, alone, build
+from specbench.analysis.setting import AXES, Setting, measured_at
 from specbench.analysis.summary import BASELINE
 
 if TYPE_CHECKING:
@@ -19,18 +20,17 @@ SIDES = BASE, NEW = "base", "new"
 
 
 class Place(NamedTuple):
-    """A method at a batch size and concurrency (0: not asked for)."""
+    """A method at a setting."""
 
     method: str
-    batch_size: int
-    concurrency: int
+    setting: Setting
 
 
 class Matching:
     """The trials of both runs, and their batches that count, numbered alike.
 
-    Batches with equal `pair` measured the same prompts: task, questions, turn, repeat, batch size, concurrency
-    and number of prompt tokens agree. `cluster` is what an interval resamples, the same number on both sides.
+    Batches with equal `pair` measured the same prompts: task, questions, turn, repeat, setting and number
+    of prompt tokens agree. `cluster` is what an interval resamples, the same number on both sides.
     """
 
     def __init__(self, base: Sequence[Trial], new: Sequence[Trial], other_prompts: Collection[str]) -> None:
@@ -45,20 +45,19 @@ class Matching:
     def shared(self) -> list[Place]:
         """Of what both runs measured something; vanilla first."""
         both = self.measured[BASE] & self.measured[NEW]
-        return sorted(both, key=lambda p: (p.batch_size, p.concurrency, p.method != BASELINE, p.method))
+        return sorted(both, key=lambda p: (p.setting, p.method != BASELINE, p.method))
 
     def batches(self, side: str, place: Place) -> pd.DataFrame:
         """One run's batches at a place, with vanilla's seconds and tokens of the same prompts beside (`_v`)."""
         vanilla = at(self.units, side, place._replace(method=BASELINE))
-        timed = vanilla[["pair", "batch_s", "tokens"]]
+        timed = vanilla[["pair", "cost_s", "tokens"]]
         return at(self.units, side, place).merge(timed, on="pair", how="left", suffixes=("", "_v"))
 
 
 def at(table: pd.DataFrame, side: str, place: Place) -> pd.DataFrame:
-    """The lines of a run's method at a batch size and concurrency."""
+    """The lines of a run's method at a setting."""
     mine = (table["side"] == side) & (table["label"] == place.method)
-    setting = (table["batch_size"] == place.batch_size) & (table["concurrency"] == place.concurrency)
-    return table[mine & setting]
+    return table[mine & measured_at(table, place.setting)]
 
 
 def _with_sides(table: pd.DataFrame) -> pd.DataFrame:
@@ -67,11 +66,8 @@ def _with_sides(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(table: pd.DataFrame, side: str) -> set[Place]:
-    lines = table.loc[table["side"] == side, ["label", "batch_size", "concurrency"]].drop_duplicates()
-    return {
-        Place(label, int(size), int(concurrency))
-        for label, size, concurrency in lines.itertuples(index=False, name=None)
-    }
+    lines = table.loc[table["side"] == side, ["label", *AXES]].drop_duplicates()
+    return {Place(label, Setting(*setting)) for label, *setting in lines.itertuples(index=False, name=None)}
 
 
 def _units(frame: Frame) -> pd.DataFrame:
@@ -106,6 +102,6 @@ def _with_lengths(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
 def _batch(trial: Trial) -> tuple[Any, ...]:
     """What was timed together, as in `frame`."""
     t = trial
-    alone = t.question if t.batch_size * (t.concurrency or 1) == 1 else None
-    where = (t.method, t.task, t.turn, t.batch_size, t.concurrency, t.repeat, t.attempt, t.block, t.batch)
-    return (*where, alone)
+    setting = (t.batch_size, t.concurrency, t.request_rate)
+    where = (t.method, t.task, t.turn, *setting, t.repeat, t.attempt, t.block, t.batch)
+    return (*where, t.question if alone(t) else None)

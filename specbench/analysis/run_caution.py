@@ -11,6 +11,7 @@ import pandas as pd
 from specbench.analysis import steadiness
 from specbench.analysis.caution import Caution, listed, setting, warning
 from specbench.analysis.extract import identity, is_random, machine_line
+from specbench.analysis.setting import AXES
 
 DRIFTED = 0.02  # of vanilla's pace over a run: less is not worth a line
 LEFT = 0.005  # of a drift in a speedup: more is worth another
@@ -50,6 +51,7 @@ def between_runs(manifests: Mapping[str, Manifest]) -> list[Caution]:
     found: list[Caution] = []
     for run, manifest in others:
         found += _other_machine(run, manifest, first, reference)
+        found += _other_precision(run, manifest, first, reference)
         found += _other_template(run, manifest, first, reference)
     return found
 
@@ -87,11 +89,11 @@ def _counted_though(rows: pd.DataFrame, run: str, what: str, cure: str) -> Itera
 
 
 def _drift(rows: pd.DataFrame, run: str, baseline: str) -> Iterable[Caution]:
-    for (batch_size, concurrency), group in rows.groupby(["batch_size", "concurrency"]):
+    for _, group in rows.groupby(list(AXES)):
         found = steadiness.drift(group[group["method"] == baseline])
         if found is None or not found.is_certain or abs(found.point) < DRIFTED:
             continue
-        where = setting({"batch_size": batch_size, "concurrency": concurrency})
+        where = setting(group.iloc[0].to_dict())
         message = (
             f"{baseline}'s rounds became {abs(found.point):.1%} {'slower' if found.point > 0 else 'faster'} from "
             f"the first block to the last [{found.low:+.1%}, {found.high:+.1%}]{where}"
@@ -146,6 +148,26 @@ def _other_machine(run: str, manifest: Manifest, first: str, reference: Manifest
             "compare τ and acceptance; speedups depend on the machine, and seconds and tokens/s say nothing"
         )
         yield warning("machines", message, cure, run)
+
+
+def _other_precision(run: str, manifest: Manifest, first: str, reference: Manifest) -> Iterable[Caution]:
+    """Of one target's runs: its weights quantised otherwise, or computed with in another dtype."""
+    mine, theirs = manifest.get("target"), reference.get("target")
+    if not isinstance(mine, dict) or not isinstance(theirs, dict) or mine.get("ref") != theirs.get("ref"):
+        return
+    if (mine.get("files") or {}) != (theirs.get("files") or {}) or _precision(mine) == _precision(theirs):
+        return
+    message = (
+        f"another target than in {first}: the same weights, {_precision(mine)}, not {_precision(theirs)}"
+    )
+    cure = "set τ and bytes side by side, not outputs or tokens/s: each speedup is over its own run's vanilla"
+    yield warning("precision", message, cure, run)
+
+
+def _precision(target: Mapping[str, Any]) -> str:
+    size = target.get("bytes")
+    stored = [] if size is None else [f"{size / 2**20:,.0f} MiB"]
+    return ", ".join([target.get("quantization") or "not quantised", str(target.get("dtype")), *stored])
 
 
 def _machine(manifest: Manifest) -> str | None:

@@ -13,6 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from specbench.analysis.setting import AXES
+
 OUTLYING = 3.5  # robust standard deviations (Iglewicz & Hoaglin 1993)
 NORMAL_MAD = 1.4826  # the standard deviation of a normal distribution in median absolute deviations
 LEAST_SPREAD = 0.01  # of the log: trials of a very steady machine do not stand out by 3%
@@ -49,7 +51,7 @@ def outliers(rows: pd.DataFrame) -> NDArray[np.bool_]:
     In logs, the deviation estimated by the median absolute one, so that outliers do not hide each other.
     """
     log = np.log(rows["pace"].where(rows["used"]))
-    keys = [rows[name] for name in ("method", "task", "batch_size", "concurrency")]
+    keys = [rows[name] for name in ("method", "task", *AXES)]
     away = (log - _median(log, keys)).abs()
     spread = (NORMAL_MAD * _median(away, keys)).clip(lower=LEAST_SPREAD)
     enough = log.groupby(keys, observed=True).transform("count") >= LEAST_TRIALS

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pandas as pd
 
-from specbench.analysis import caution, estimates, run_caution
+from specbench.analysis import caution, engines, estimates, run_caution
 from specbench.analysis.break_even import break_even
 from specbench.analysis.closed_form import closed_form
 from specbench.analysis.definitions import DEFINITIONS
 from specbench.analysis.extract import run_extract
 from specbench.analysis.floors import with_floors
 from specbench.analysis.frame import Frame, RoundColumns, build
+from specbench.analysis.open_loop import queue_growth
 from specbench.analysis.rounds import acceptance, gaps, mean, percentiles
+from specbench.analysis.run_names import run_names
+from specbench.analysis.setting import AXES, Setting, measured_at
 
 if TYPE_CHECKING:
     from specbench.store import Trial
@@ -40,33 +43,33 @@ class RunData(Protocol):
 # Pandas keeps text in pyarrow where that is installed, which takes no lone surrogate; here nothing depends on it.
 @pd.option_context("mode.string_storage", "python")
 def summarise(runs: Sequence[RunData]) -> dict[str, Any]:
-    """The summary object: `schema`, `runs`, `warnings`, `rows` and `break_even`, of plain JSON values.
+    """The summary object: `schema`, `runs`, `warnings`, `rows`, `break_even` and `engines`, of plain JSON values.
 
     Unknown is None. What the fields of a row mean is in `definitions`. Times are seconds, memory bytes, shares
     and rates fractions of 1. Intervals are 95%. The same trials give the same summary whatever their order.
     """
     summary: dict[str, Any] = {"schema": SCHEMA, "runs": [], "warnings": [], "rows": []}
-    summary["warnings"] += run_caution.between_runs(
-        {_name(run, i): run.manifest for i, run in enumerate(runs)}
-    )
-    for index, run in enumerate(runs):
-        name = _name(run, index)
+    names = run_names(runs)
+    manifests = {name: run.manifest for name, run in zip(names, runs, strict=True)}
+    tables, apart = engines.tables(manifests)
+    summary["warnings"] += [*run_caution.between_runs(manifests), *apart]
+    for name, run in zip(names, runs, strict=True):
         summary["runs"].append(run_extract(run.manifest, name))
         if run.trials:
             rows, warnings = _summarise_run(run, name)
             summary["rows"] += rows
             summary["warnings"] += warnings
     summary["break_even"] = list(break_even(summary["rows"], OVERALL, (BASELINE, AGAIN)))
+    summary["engines"] = tables
     return summary
 
 
 @dataclass(frozen=True)
 class _Group:
-    """One method at one batch size and concurrency: its trials, batches, pairs with vanilla, and rounds."""
+    """One method at one setting: its trials, batches, pairs with vanilla, and rounds."""
 
     method: str
-    batch_size: int
-    concurrency: int
+    setting: Setting
     rows: pd.DataFrame
     units: pd.DataFrame  # batches that count
     pairs: pd.DataFrame
@@ -101,12 +104,11 @@ def _summarise_run(run: RunData, name: str) -> tuple[list[dict[str, Any]], list[
 def _groups(frame: Frame) -> Iterator[_Group]:
     rows, batches = frame.rows, frame.batches
     cluster_of_row = batches["cluster"].to_numpy()[rows["unit"].to_numpy()]
-    settings = sorted(set(zip(rows["batch_size"], rows["concurrency"], strict=True)))
+    settings = {Setting(*values) for values in zip(*(rows[axis].tolist() for axis in AXES), strict=True)}
     methods = sorted(_in_order(rows, "method", "order"), key=lambda method: method != BASELINE)
-    for batch_size, concurrency in settings:
-        at_setting = (rows["batch_size"] == batch_size) & (rows["concurrency"] == concurrency)
-        used = batches[batches["used"]]
-        used = used[(used["batch_size"] == batch_size) & (used["concurrency"] == concurrency)]
+    for setting in sorted(settings, key=lambda one: (one.request_rate, one)):  # open loops after closed ones
+        at_setting = measured_at(rows, setting)
+        used = batches[batches["used"] & measured_at(batches, setting)]
         baseline = rows[at_setting & (rows["method"] == BASELINE)]
         for method in methods:
             mine = at_setting & (rows["method"] == method)
@@ -117,11 +119,10 @@ def _groups(frame: Frame) -> Iterator[_Group]:
             rounds = frame.rounds.of(counted)
             yield _Group(
                 method,
-                int(batch_size),
-                int(concurrency),
+                setting,
                 rows[mine],
                 units,
-                estimates.join(units, used[used["method"] == BASELINE]),
+                estimates.join(units, used[used["method"] == BASELINE], rows[mine], baseline),
                 rounds,
                 rounds if frame.waits is frame.rounds else frame.waits.of(counted),
                 cluster_of_row,
@@ -150,18 +151,18 @@ def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, 
     fields |= estimates.physics(pairs, fields["tau"], fields["decode_speedup"], overhead)
     fields |= estimates.roofline(pairs, fields["tau"])
     fields |= closed_form(rounds, overhead)
-    fields |= estimates.agreement(used) | group.fixed
+    fields |= estimates.agreement(used) | estimates.told(used) | group.fixed
     once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
     waits = gaps(rounds if group.waits is group.rounds else _rounds_of(group.waits, rows))
     fields |= {"round_s": percentiles(rounds.round_s[once]), "itl_s": waits}
     fields["experts"] = mean(rounds.experts[once])
+    fields["queue_growth"] = queue_growth(used) if group.setting.request_rate else None
     head = {
         "run": run,
         "method": group.method,
         "task": task,
         "category": category,
-        "batch_size": group.batch_size,
-        "concurrency": group.concurrency or None,
+        **group.setting.fields(),
     }
     return {name: (head | fields)[name] for name in FIELDS}
 
@@ -198,8 +199,3 @@ def _in_order(rows: pd.DataFrame, column: str, tie: str = "block") -> list[str]:
     first = rows[[column, "block", tie]] if tie != "block" else rows[[column, "block"]]
     ordered = first.sort_values(list(dict.fromkeys(["block", tie, column])), kind="stable")
     return list(dict.fromkeys(ordered[column]))
-
-
-def _name(run: RunData, index: int) -> str:
-    path = getattr(run, "path", None)
-    return str(run.manifest.get("name") or getattr(path, "name", None) or f"run-{index + 1}")

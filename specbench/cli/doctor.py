@@ -20,6 +20,10 @@ def doctor(
     engines: bool = typer.Option(
         False, "--engines", help="Look at the serving engines, and at nothing else."
     ),
+    engine: list[str] = typer.Option(
+        [], "--engine", help="Look at this one alone, e.g. vllm:binary=VENV/bin/vllm. Repeatable."
+    ),
+    strict: bool = typer.Option(False, "--strict", help="Exit code 1 if a self-check of a GPU fails."),
 ) -> None:
     """Look at versions, devices, caches, the Hub, memory bandwidth and noise; say what to do about problems.
 
@@ -29,8 +33,8 @@ def doctor(
     from specbench.measure.advice import problems
     from specbench.measure.checks import gather
 
-    if engines:
-        _engines(as_json)
+    if engines or engine:
+        _engines(engine, as_json)
         return
     facts = gather()
     found = problems(facts)
@@ -42,13 +46,20 @@ def doctor(
         _print(facts, found)
     if fatal is not None:
         raise SpecbenchError(fatal.what, fatal.advice)
+    if strict and any(problem.failed for problem in found):
+        raise typer.Exit(1)
 
 
-def _engines(as_json: bool) -> None:
-    """Which engines are here, what each can do, and how those that are missing are installed."""
+def _engines(asked: list[str], as_json: bool) -> None:
+    """Which engines (all, or those asked for) are here, what each can do, and how missing ones are installed."""
+    from specbench.engines import engines
+    from specbench.serving.options import parse_engine
     from specbench.serving.probe import survey
 
-    found = survey()
+    options = [parse_engine(text) for text in asked]
+    found = survey(
+        [(one.engine, one.binary) for one in options] or [(one, None) for one in engines().values()]
+    )
     if as_json:
         print(json.dumps({"schema": 1, "engines": found}, indent=2))
         return
@@ -61,8 +72,8 @@ def _engines(as_json: bool) -> None:
             print(f"  {line}")
         if not facts["found"]:
             print(f"  install: {facts['install']}")
-        for method, flag in facts["lacking"].items():
-            print(f"  this version has no {flag}: {method} cannot run")
+        for method, what in facts["lacking"].items():
+            print(f"  {method} cannot run here: no {what}")
 
 
 def _print(facts: dict[str, Any], found: list[Problem]) -> None:
@@ -101,6 +112,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [
         ("graphs", f"{device}: {_graphs(checks)}") for device, checks in facts["graphs"].items() if checks
     ]
+    lines.append(("quantise", _quantisation(facts["quantisation"])))
     lines.append(("now", _quiet(facts["quiet"])))
     lines += [
         (f"{name.replace('_', ' ')} cache", _folder(folder)) for name, folder in facts["folders"].items()
@@ -145,8 +157,17 @@ def _graphs(checks: list[dict[str, Any]]) -> str:
             continue
         least = min(check["agreement"].values())
         reads = "" if check["reads"] is None else f", {check['reads']:.2f} reads a round"
-        parts.append(f"{check['dtype']}: {least:.0%} of tokens as without{reads}")
+        apart = f"logits within {check['difference']:.1g} of their spread"
+        parts.append(f"{check['dtype']}: {least:.0%} of tokens as without, {apart}{reads}")
     return "; ".join(parts)
+
+
+def _quantisation(facts: dict[str, Any]) -> str:
+    if facts["torchao"] is None:
+        return 'torchao is not installed (pip install "specbench-llm[quantize]")'
+    works = [scheme for scheme, why_not in facts["schemes"].items() if why_not is None]
+    lacks = [f"; {scheme} not: {why_not}" for scheme, why_not in facts["schemes"].items() if why_not]
+    return f"torchao {facts['torchao']}: {', '.join(works) or 'nothing'} on {facts['device']}{''.join(lacks)}"
 
 
 def _quiet(quiet: dict[str, Any]) -> str:

@@ -84,6 +84,7 @@ def _of_listing(listing: Listing) -> dict[str, Any]:
     from specbench.models.checkpoint import check_finite
     from specbench.models.detect import evidence, recognise
     from specbench.models.fits import DRAFT_MODELS, OWN_TARGET, fitting_targets, named_target, registered
+    from specbench.models.packed import parameters, read
 
     found = recognise(listing)
     if found.kind == "unknown":
@@ -94,7 +95,7 @@ def _of_listing(listing: Listing) -> dict[str, Any]:
     if found.kind not in (*DRAFT_MODELS, *OWN_TARGET):
         check_finite(listing)
         _check_opens(listing, found)
-    weights = listing.weights.values()
+    weights, stored = listing.weights.values(), read(listing.config)
     refused = _refused(listing, found) if found.kind in OWN_TARGET else None
     return {
         "ref": listing.ref,
@@ -105,7 +106,8 @@ def _of_listing(listing: Listing) -> dict[str, Any]:
         "method": found.method,
         **({"refused": refused} if refused else {}),
         "settings": found.settings,
-        "parameters": sum(_numel(weight.shape) for weight in weights if _is_float(weight.dtype)),
+        "quantization": None if stored is None else stored.words,
+        "parameters": parameters(listing.weights, stored),
         "bytes": sum(weight.bytes for weight in weights),
         "dtypes": sorted({weight.dtype for weight in weights if _is_float(weight.dtype)}),
         "files": {file.name: file.stat().st_size for file in _files(listing)},
@@ -208,13 +210,6 @@ def _files(listing: Listing) -> list[Path]:
     return [path for path in (listing.folder / "config.json", *listing.files) if path.is_file()]
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def _is_float(dtype: str) -> bool:
     return "float" in dtype
 
@@ -229,6 +224,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("refused", f"by {facts['method']}: {facts['refused']}")] if "refused" in facts else []
     settings = [f"{name} {_spelled(value)}" for name, value in facts["settings"].items() if value is not None]
     lines += [("settings", ", ".join(settings))] if settings else []
+    lines += [("quantised", facts["quantization"])] if facts.get("quantization") else []
     bytes_ = "bytes unknown" if facts["bytes"] is None else f"{facts['bytes']:,} bytes"
     lines.append(("parameters", f"{facts['parameters']:,}, {bytes_}, {'+'.join(facts['dtypes'])}"))
     lines += [("file", f"{name}, {size:,} bytes") for name, size in facts.get("files", {}).items()]

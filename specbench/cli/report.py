@@ -38,7 +38,7 @@ def report(
     ] = "reports",
     results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = Path("results"),
 ) -> None:
-    """Render runs as HTML, Markdown, CSV, JSON, … into REPORTS/<run>/, and print where."""
+    """Render runs as HTML, Markdown, CSV, JSON, … into REPORTS/<run>/, and print where; of engines, their table."""
     from specbench.analysis.summary import summarise
     from specbench.report import FORMATS
     from specbench.store import find_runs, read_run
@@ -47,8 +47,10 @@ def report(
     picture = None if figures is None else _known("--figures", figures, PICTURES)
     if output == "-" and (len(wanted) > 1 or picture):
         raise SpecbenchError("--output - takes one --format", "give a folder to hold more than one file")
-    read = [read_run(path) for path in find_runs(results, runs or [])]
+    read = [read_run(path) for path in dict.fromkeys(find_runs(results, runs or []))]
     summary = summarise(read)
+    if output != "-":
+        _print_engines(summary)
     folder = Path(output) / folder_name([run["name"] for run in summary["runs"]])
     for name in wanted:
         content = FORMATS[name].render(summary, read)
@@ -60,14 +62,30 @@ def report(
         typer.echo(str(write(folder / "figures" / path, picture_bytes)))
 
 
+def _print_engines(summary: dict[str, Any]) -> None:
+    """Runs of several engines side by side, where there are some."""
+    from rich.console import Console
+
+    from specbench.report.terminal import side_by_side
+
+    console = Console(highlight=False)
+    for part in side_by_side(summary, console.width):
+        console.print(part)
+
+
 def _pictures(summary: dict[str, Any], runs: Sequence[Any], kind: str) -> Iterator[tuple[str, bytes]]:
     """(file name, content) of every figure; where the report has several parts, their number stands in front."""
-    from specbench.report import figures
+    from specbench.report import engines, figures
     from specbench.report.figures import style
 
     save = style.png if kind == "png" else style.svg
     scenes = list(figures.scenes(summary, runs))
     with style.styled():
+        tables = list(engines.tables(summary))
+        for number, table in enumerate(tables, 1):
+            part = f"{number}-" if len(tables) > 1 else ""
+            for drawn in figures.draw_engines(table):
+                yield f"{part}{drawn.drawing.name}.{kind}", save(drawn.figure)
         for number, scene in enumerate(scenes, 1):
             part = f"{number}-" if len(scenes) > 1 else ""
             for drawn in figures.draw(scene):

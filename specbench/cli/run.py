@@ -82,7 +82,13 @@ def run(
     ] = None,
     attn: Annotated[str | None, typer.Option(help="auto, sdpa or eager.")] = None,
     threads: Annotated[str | None, typer.Option(help="CPU threads: auto or a number.")] = None,
-    quantize: Annotated[str | None, typer.Option(help="none.")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="none, int8, int4 or fp8: the target's linear layers, by torchao. A draft's: SPEC with "
+            "draft.quantize=int8."
+        ),
+    ] = None,
     graphs: Annotated[
         str | None, typer.Option(help="auto: CUDA graphs, for vanilla as for every method; or off.")
     ] = None,

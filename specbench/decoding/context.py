@@ -7,15 +7,16 @@ ones in column order; once a path is accepted its nodes are moved together, so t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Protocol
 
 import torch
 
 from specbench.decoding.tree import Tree, arange
+from specbench.models.buckets import round_up
 from specbench.models.cache import SlotCache
 from specbench.models.device import send
-from specbench.models.target import Pass, Target, round_up
+from specbench.models.target import Pass, Target
 
 
 class Cached(Protocol):
@@ -171,7 +172,8 @@ def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(allowed, zero, least)[:, None]
 
 
-@lru_cache(maxsize=256)
+# Kept for good: captured passes read them where they stand.
+@cache
 def _shown(read: int, device: torch.device) -> torch.Tensor:
     """Slots 0..read-1, but for slot 0, which no mask shows: a number above all others stands there."""
     shown = torch.arange(read, device=device)
@@ -179,7 +181,7 @@ def _shown(read: int, device: torch.device) -> torch.Tensor:
     return shown
 
 
-@lru_cache(maxsize=32)
+@cache
 def _bounds(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros((), dtype=dtype, device=device), torch.full(
         (), torch.finfo(dtype).min, dtype=dtype, device=device

@@ -19,11 +19,12 @@ from specbench.decoding.method import Request
 from specbench.decoding.tree import arange
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
-from specbench.models.drafts import open_heads
+from specbench.models.drafts import open_heads, quantised
 from specbench.models.eagle import open_eagle
-from specbench.models.passes import SLOTS, Tensors
+from specbench.models.fixed_pass import Tensors
+from specbench.models.quantize import Quantize
 from specbench.models.random_draft import RANDOM, random_eagle3
-from specbench.models.target import Target, buckets
+from specbench.models.target import Target
 
 
 class FeatureNet(Cached, Protocol):
@@ -53,16 +54,21 @@ class FeatureDrafter(LearnedDrafter):
     """
 
     def __init__(
-        self, target: Target, draft: str | Checkpoint | None, method: str, kinds: Sequence[str]
+        self,
+        target: Target,
+        draft: str | Checkpoint | None,
+        method: str,
+        kinds: Sequence[str],
+        quantize: Quantize,
     ) -> None:
         made = draft == RANDOM and "eagle3" in kinds
         checkpoint = random_eagle3(target) if made else open_heads(draft, method, kinds)
         net: Any = open_eagle(checkpoint, target)
-        super().__init__(target, net, checkpoint.identity(*self.notes(net.kind)), net.cache)
+        who = quantised(net, checkpoint.identity(*self.notes(net.kind)), quantize, target)
+        super().__init__(target, net, who, net.cache)
         self.net: FeatureNet = net
         self.kind, self.taps = self.net.kind, self.net.taps
         self._out: torch.Tensor | None = None  # of each row's last verified token, `[B, h]`
-        self.passes = target.passes.like("draft network")
 
     def notes(self, kind: str) -> list[str]:
         """What a reader of the results should know of a draft of this kind."""
@@ -70,16 +76,12 @@ class FeatureDrafter(LearnedDrafter):
 
     def prepare(self, request: Request) -> None:
         super().prepare(request)
-        rows, cache, longest = len(request.prompts), self.net.cache, request.capacity + self.scratch + 1
-        self.net.reserve(rows, longest)
-        if cache.ready:
-            for variant in self.passes.variants(rows):
-                lengths = buckets(request.longest_prompt, longest, cache.slots)
-                self.passes.ahead(rows, variant, cache.version, lengths)
+        longest = request.capacity + self.scratch + 1
+        self.net.reserve(len(request.prompts), longest)
+        self.make_ahead(request, longest)
 
     def release(self) -> None:
         super().release()
-        self.passes.clear()
         self._out = None
 
     @property
@@ -116,11 +118,13 @@ class FeatureDrafter(LearnedDrafter):
         device = self.net.device
         padded = send([row + [0] * (width - len(row)) for row in tokens], device)
         features = self.net.features(taps)
-        if outcome.prefill and self.net.window is None:
+        if not outcome.prefill:
+            out = self._pass(padded, features, self._context.extend(width, counts))
+        elif self.net.window is None:
             self._context.rewind(counts)
             out = self.net(padded, features, None)
         else:
-            out = self._pass(padded, features, self._context.extend(width, counts))
+            out = self.net(padded, features, self._context.extend(width, counts))
         last = send([max(n - 1, 0) for n in counts], device)
         self._out = out[arange(len(counts), device), last]
 
@@ -153,20 +157,7 @@ class FeatureDrafter(LearnedDrafter):
 
     def _pass(self, tokens: torch.Tensor, hidden: torch.Tensor, at: Layout) -> torch.Tensor:
         """The network's outputs `[B, T, h]`, by a pass of fixed shape where that serves."""
-        (mask,) = at.masks.values()
-        inputs = {
-            "tokens": tokens,
-            "hidden": hidden,
-            "positions": at.positions,
-            SLOTS: at.slots,
-            "mask": mask,
-        }
-        version = self.net.cache.version
-        return self.passes.run("pass", version, self._compute, inputs, mask.shape[-1])["out"]
-
-    def _compute(self, inputs: Tensors, _length: int) -> Tensors:
-        at = Layout(inputs["positions"], inputs[SLOTS], {self.net.kinds[0]: inputs["mask"]})
-        return {"out": self.net(inputs["tokens"], inputs["hidden"], at)}
+        return self.fixed_pass("pass", self.net, at, tokens=tokens, hidden=hidden)
 
 
 class DynamicDrafter(FeatureDrafter):
@@ -186,9 +177,10 @@ class DynamicDrafter(FeatureDrafter):
         total_token: int = 60,
         depth: int = 5,
         top_k: int = 10,
+        quantize: Quantize = "none",
     ) -> None:
         self.tree = DynamicTree(total_token, depth, top_k)
-        super().__init__(target, draft, self.name, self.accepts)
+        super().__init__(target, draft, self.name, self.accepts, quantize)
         self.max_nodes = self.tree.nodes
 
     @property
@@ -205,8 +197,7 @@ class DynamicDrafter(FeatureDrafter):
         ):  # near an end: some rows may not go all the way
             return self.tree.grow(*self._begin(self._out), self.expand, self.net.to_target, allowed)
         inputs = {"out": self._out[:, None], "start": self._context.starts()}
-        version, length = self.net.cache.version, self._context.reach(self.scratch)
-        grown = self.passes.run("tree", version, self._whole_tree, inputs, length, bucket=False)
+        grown = self.fixed("tree", self._whole_tree, inputs, self._context.reach(self.scratch))
         return self.tree.drafts(grown["tokens"], grown["parents"], allowed, self.net.vocab)
 
     def _begin(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

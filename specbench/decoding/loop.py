@@ -164,6 +164,9 @@ class _Generation:
             depth,
             list(accepted),
             experts=experts,
+            probes=[0 if draft.probes is None else len(draft.probes.tokens) for draft in drafts]
+            if self.drafter.sends_probes
+            else [],
         )
 
 

@@ -60,7 +60,8 @@ class Round:
     token (a reference that verifies a draft in its prefill: its first tokens).
 
     `experts`, of a mixture of experts: how many different ones the verify pass woke, the mean over its MoE layers;
-    a float still on the device, to be read when the clock has stopped.
+    a float still on the device, to be read when the clock has stopped. `probes`: the nodes of each row that rode in
+    the pass without being candidates; empty where there were none.
     """
 
     tokens: list[list[int]]
@@ -69,6 +70,7 @@ class Round:
     accepted: list[int] = field(default_factory=list)
     prefill: bool = False
     experts: torch.Tensor | None = None
+    probes: list[int] = field(default_factory=list)
 
 
 class Method:

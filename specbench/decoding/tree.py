@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -96,10 +97,7 @@ def collate(roots: torch.Tensor, drafts: Sequence[Draft], active: Sequence[bool]
         parents, depth = parents.expand(rows, -1), depth.expand(rows, -1)
         visible, siblings = visible.expand(rows, -1, -1), 1
     else:
-        parents = _parents(drafts, width, device)
-        deepest = [len(draft) if draft.deepest is None else draft.deepest for draft in drafts]
-        visible = _ancestors(parents, max(deepest))
-        depth = visible.sum(-1) - 1
+        parents, depth, visible = _tree_layout(drafts, width, device)
         visible, depth = _place_probes(drafts, visible, depth)
         siblings = _most_siblings(drafts, parents, candidate)
     return Tree(
@@ -136,9 +134,9 @@ def earlier_siblings(tree: Tree) -> torch.Tensor:
     return (same & both).tril(-1)
 
 
-@lru_cache(maxsize=1024)
+@cache
 def arange(n: int, device: torch.device) -> torch.Tensor:
-    """0..n-1, kept: for reading only."""
+    """0..n-1, kept for good, since captured passes read it where it stands: for reading only."""
     return torch.arange(n, device=device)
 
 
@@ -171,9 +169,46 @@ def _stack(rows: Sequence[Ids], width: int, device: torch.device, fill: int = 0)
     return send(lists, device, torch.long)
 
 
-def _parents(drafts: Sequence[Draft], width: int, device: torch.device) -> torch.Tensor:
+def _tree_layout(
+    drafts: Sequence[Draft], width: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Parents and depth int64 `[B, T]`, and who sees whom, bool `[B, T, T]`, of trees; padding hangs on the root."""
     rows = [range(-1, len(draft) - 1) if draft.parents is None else draft.parents for draft in drafts]
-    return pad(_stack(rows, width - 1, device, fill=-1) + 1, (1, 0))
+    lists = [row for row in rows if not isinstance(row, torch.Tensor)]
+    if len(lists) == len(rows):
+        return _host_layout(tuple(map(tuple, lists)), width, device)
+    parents = pad(_stack(rows, width - 1, device, fill=-1) + 1, (1, 0))
+    deepest = [len(draft) if draft.deepest is None else draft.deepest for draft in drafts]
+    visible = _ancestors(parents, max(deepest))
+    return parents, visible.sum(-1) - 1, visible
+
+
+@lru_cache(maxsize=64)
+def _host_layout(
+    rows: tuple[tuple[int, ...], ...], width: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of parents that the host knows, kept (for reading only), since many drafters' trees have one shape.
+
+    A set of nodes is a number with their bits: that is faster than tensors.
+    """
+    parents: list[list[int]] = []
+    depth: list[list[int]] = []
+    packed = bytearray()
+    size = (width + 7) // 8
+    for row in rows:
+        above = [0, *(parent + 1 for parent in row)]
+        above += [0] * (width - len(above))
+        deep, seen = [0], [1]
+        for node, parent in enumerate(above[1:], 1):
+            deep.append(deep[parent] + 1)
+            seen.append(seen[parent] | 1 << node)
+        parents.append(above)
+        depth.append(deep)
+        packed += b"".join([bits.to_bytes(size, "little") for bits in seen])
+    bits = np.frombuffer(packed, np.uint8).reshape(len(rows), width, size)
+    visible = np.unpackbits(bits, axis=-1, count=width, bitorder="little").view(np.bool_)
+    on_device = send([parents, depth], device)
+    return on_device[0], on_device[1], send(torch.from_numpy(visible), device)
 
 
 def _ancestors(parents: torch.Tensor, deepest: int) -> torch.Tensor:
@@ -189,6 +224,8 @@ def _ancestors(parents: torch.Tensor, deepest: int) -> torch.Tensor:
 def _place_probes(
     drafts: Sequence[Draft], visible: torch.Tensor, depth: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if any(draft.probes is not None for draft in drafts):
+        visible, depth = visible.clone(), depth.clone()
     for row, draft in enumerate(drafts):
         if draft.probes is not None:
             first, count = 1 + len(draft), len(draft.probes.tokens)

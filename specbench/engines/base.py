@@ -35,6 +35,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,6 +72,8 @@ class Engine:
     needs: ClassVar[Sequence[str]] = ()  # modules that must be importable beside its program
     distribution: ClassVar[str | None] = None  # the PyPI package whose version is the engine's
     methods: ClassVar[Mapping[str, Native]] = {}
+    method_flag: ClassVar[str | None] = None  # whose choices in the help are the methods of that version
+    lossy: ClassVar[Mapping[str, Sequence[str]]] = {}  # setting that may change answers -> values that do not
     no_speculation: ClassVar[str | None] = None  # why there are no methods
     weights: ClassVar[str] = "folder"  # what it loads: `folder` (or a Hub id) or `gguf`
     takes_ids: ClassVar[bool] = True  # prompts as ids; else as text without added special tokens
@@ -119,11 +122,22 @@ class Engine:
                     f"{spec.name} in {self.name} needs a drafter", "give it with --draft REF"
                 )
             settings[native.draft] = draft
-        return Setup(label, native, settings, {**extra, **own})
+        extra = {**extra, **own}
+        native = replace(native, lossless=native.lossless and self._keeps_answers({**settings, **extra}))
+        return Setup(label, native, settings, extra)
+
+    def _keeps_answers(self, given: Mapping[str, Any]) -> bool:
+        """Whether no setting lets tokens through that are not the target's. A prefix with a dot is not looked at."""
+        named = {key.rpartition(".")[2].replace("-", "_"): str(value).lower() for key, value in given.items()}
+        return all(named[name] in keeps for name, keeps in self.lossy.items() if name in named)
 
     def even(self, setups: Mapping[str, Setup]) -> Mapping[str, Setup]:
         """The setups of a run, by label, made alike in what one of them needs and speculation is not about."""
         return setups
+
+    def doubt(self, version: str, temperature: float) -> str | None:
+        """Why answers under speculation are not the target's in this version, where that is known."""
+        return None
 
     def _what_it_can(self) -> str:
         if self.no_speculation:
@@ -171,11 +185,19 @@ class Engine:
     def command(
         self, words: Sequence[str], setup: Setup, launch: Launch, known: frozenset[str] | None = None
     ) -> Command:
-        """The exact command of a server. `known` flags (from its help) tell `--a-b` from `--a_b` in `extra`."""
+        """The exact command of a server. `known` flags (from its help) tell `--a-b` from `--a_b` in `extra`.
+
+        A passed-through flag that we give too takes the place of ours: some parsers refuse one that is given twice.
+        """
         argv = [*words, *self.command_words, *self.arguments(setup, launch)]
         for name, value in setup.extra.items():
             flag = f"--{name}" if known and f"--{name}" in known else f"--{name.replace('_', '-')}"
-            argv += [flag] if value == "true" else [flag, value]
+            given = [flag] if value == "true" else [flag, value]
+            if flag in argv:
+                at = argv.index(flag)
+                argv[at : at + len(given)] = given
+            else:
+                argv += given
         return Command(argv, self.environment(setup, launch), self.files(setup, launch))
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -296,6 +318,12 @@ class Engine:
 def flags_in(text: str) -> frozenset[str]:
     """Every `--flag` that a help text names."""
     return frozenset(re.findall(r"(?<![\w-])--[A-Za-z0-9][\w-]*", text))
+
+
+def choices_of(flag: str, text: str) -> frozenset[str]:
+    """The values of `flag` that a help text lists (`--flag {a,b}`); empty where it lists none."""
+    found = re.search(rf"(?<![\w-]){re.escape(flag)}[ =]\{{([^}}]*)\}}", text)
+    return frozenset(word.strip() for word in found[1].split(",")) if found else frozenset()
 
 
 def as_json(settings: Mapping[str, Any]) -> str:

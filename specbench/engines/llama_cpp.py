@@ -68,6 +68,7 @@ class LlamaCpp(Engine):
         "dflash": _drafts("dflash"),
         "mtp": Native("draft-mtp", {"spec-type": "draft-mtp"}, {"k": "spec-draft-n-max"}),
     }
+    lossy: ClassVar = {"spec_synth_len": (), "spec_synth_rates": ()}  # accept at random, to a given rate
     route = "/completion"
     metrics = "/metrics"
     evidence = "/slots"

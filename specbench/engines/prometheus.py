@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-POSITION = "position"
+POSITIONS = ("position", "token_position")  # names of the label
 
 
 def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -24,16 +24,14 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 def counters(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """`{ours: value}` of the samples called `names[ours]`, summed over their labels (engines, ranks, models).
 
-    A counter by `position` also gives `ours@0`, `ours@1`, …. What the text does not hold is not in the answer.
+    A counter by position also gives `ours@0`, `ours@1`, …. What the text does not hold is not in the answer.
     """
     wanted = {theirs: ours for ours, theirs in names.items()}
     found: dict[str, float] = {}
     for name, labels, value in samples(text):
         if name in wanted and value == value:  # NaN is no count
-            keys = [wanted[name]]
-            if POSITION in labels:
-                keys.append(f"{wanted[name]}@{labels[POSITION]}")
-            for key in keys:
+            positions = [labels[label] for label in POSITIONS if label in labels]
+            for key in (wanted[name], *(f"{wanted[name]}@{position}" for position in positions)):
                 found[key] = found.get(key, 0.0) + value
     return {key: round(value) for key, value in found.items()}
 

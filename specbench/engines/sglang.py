@@ -56,6 +56,10 @@ class SGLang(Engine):
             "DSPARK", {ALGORITHM: "DSPARK"}, {"k": "speculative-dspark-block-size"}, draft=DRAFT
         ),
     }
+    lossy: ClassVar = {
+        "speculative_accept_threshold_single": ("1", "1.0"),
+        "speculative_accept_threshold_acc": ("1", "1.0"),
+    }
     health = "/ready"
     metrics = "/metrics"
     evidence = "/server_info"
@@ -82,6 +86,10 @@ class SGLang(Engine):
     def environment(self, setup: Setup, launch: Launch) -> Mapping[str, str]:
         return launch.environment
 
+    def ready(self, status: int, body: str) -> bool:
+        """An older version has no such route: it answers once its model is loaded."""
+        return status in (200, 404)
+
     def speculates(self, body: str) -> bool | None:
         found = re.search(r'"speculative_algorithm":\s*(null|")', body)
         return None if found is None else found[1] != "null"
@@ -91,7 +99,8 @@ class SGLang(Engine):
     ) -> tuple[str, dict[str, Any]]:
         route, body = super().request(prompt, limits, setup, target)
         usage = {"include_usage": True, "continuous_usage_stats": True}
-        body |= {"return_token_ids": True, "stream_options": usage}
+        body |= {"stream_options": usage}
+        body |= {} if setup.chat else {"return_token_ids": True}  # refused by streams of its chat route
         return route, body if setup.native is None else body | {"return_spec_tokens_details": True}
 
     def told(self, reply: Reply) -> Mapping[str, Any]:

@@ -5,7 +5,8 @@ JSON. A request with a field that the server does not know is refused, so only k
 take ids and give ids only in place of text, which would leave detokenising out of what is timed: we take the text,
 and usage that grows with every event. `avg_decoded_tokens_per_iter` (of a choice) is all tokens over all target
 steps, the prefill among them; what was accepted follows. Drafted tokens are counted by `/prometheus/metrics`
-(`/metrics` is JSON, of iterations), with `return_perf_metrics` alone.
+(`/metrics` is JSON, of iterations), with `return_perf_metrics` alone, position by position: the first one's are the
+drafts, that is the verify steps.
 
 The examples of NGram and DraftTarget switch the overlap scheduler off; then it is off for the baseline too. NGram's
 pool of n-grams is shared by all requests unless told otherwise, as it is here.
@@ -30,6 +31,7 @@ from specbench.engines.terms import Command, Launch, Limits, Native, Prompt, Set
 from specbench.spec import Spec
 
 SPECULATION = "speculative_config"
+POOLS = ("is_public_pool", "enable_global_pool")  # shared by all requests
 NO_OVERLAP = "disable_overlap_scheduler"
 CONFIG, OLDER_CONFIG = "--config", "--extra_llm_api_options"
 PER_STEP = "avg_decoded_tokens_per_iter"
@@ -73,8 +75,10 @@ class TensorRTLLM(Engine):
         "mtp": _native("MTP", 1, draft=False),
         "pard": _native("PARD", 4),
         "dflash": _native("DFlash", 4),
-        "sam": _native("SA", 4, draft=False),
+        "dspark": _native("DSpark", 5),  # must be its checkpoint's block size
+        "sam": _native("SA", 4, {"ngram": "max_matching_ngram_size"}, draft=False),
     }
+    lossy: ClassVar = {"use_relaxed_acceptance_for_thinking": ("false",)}
     metrics = "/prometheus/metrics"
     counter_names: ClassVar = {
         "accepted": "trtllm_spec_decode_accepted_tokens_total",
@@ -87,7 +91,7 @@ class TensorRTLLM(Engine):
         keys = {name: value_of(value) for name, value in made.extra.items() if "." in name}
         flags = {name: value for name, value in made.extra.items() if name not in keys}
         native = made.native
-        if native is not None and keys.get(f"{SPECULATION}.is_public_pool"):
+        if native is not None and any(keys.get(f"{SPECULATION}.{pool}") for pool in POOLS):
             native = replace(native, learns=True)
         return replace(made, native=native, settings={**made.settings, **keys}, extra=flags)
 
@@ -139,6 +143,15 @@ class TensorRTLLM(Engine):
         usage = {"include_usage": True, "continuous_usage_stats": True}
         # said, so that no default of the model's takes its place
         return route, body | {"stream_options": usage, "repetition_penalty": 1.0}
+
+    def counters(self, text: str) -> dict[str, int]:
+        found = super().counters(text)
+        deep = {
+            key.replace("accepted", "per_position"): n
+            for key, n in found.items()
+            if key.startswith("accepted@")
+        }
+        return found | deep | ({"verify_steps": found["drafted@0"]} if "drafted@0" in found else {})
 
     def read(self, events: Sequence[Event], setup: Setup) -> Reply:
         reply = super().read(events, setup)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Native:
         draft: the setting that takes the drafter's weights; None if it has none.
         learns: it keeps what earlier requests taught it.
         lossless: its output is the target's own.
+        package: what must be installed beside the engine for it.
         note: what a reader of its results must know.
     """
 
@@ -30,6 +31,7 @@ class Native:
     draft: str | None = None
     learns: bool = False
     lossless: bool = True
+    package: str | None = None
     note: str = ""
 
 
@@ -46,6 +48,13 @@ class Setup:
     settings: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
     chat: bool = False
+
+    def doubted(self, why: str) -> Setup:
+        """The same, not taken for lossless; the baseline as it is."""
+        if self.native is None:
+            return self
+        note = "; ".join(filter(None, (self.native.note, why)))
+        return replace(self, native=replace(self.native, lossless=False, note=note))
 
 
 @dataclass(frozen=True)

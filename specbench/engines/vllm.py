@@ -7,7 +7,9 @@ on the way. Acceptance comes with the final usage event where the server was sta
 `/metrics`, whose counters exist only while speculating. Both count what was accepted beyond the token limit too.
 
 Facts read in 0.32 and 0.33 and seen on the CPU build of 0.32 (config/speculative.py, config/vllm.py,
-v1/spec_decode/metrics.py, entrypoints/openai/completion/serving.py of vllm-project/vllm).
+v1/spec_decode/metrics.py, entrypoints/openai/completion/serving.py of vllm-project/vllm). In both, the CPU build's
+`expand_batch_to_tokens` returns what its memory held in place of each drafted token's temperature
+(utils/cpu_triton_utils.py writes to a copy): greedy answers are the baseline's, sampled ones are noise.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ PER_REQUEST = ["--per-request-spec-decode-metrics", "detailed"]
 INSIDE = "speculative_config."  # of a passed-through name: a key of the JSON and no flag
 TOKENS = "num_speculative_tokens"
 SYNCHRONOUS = (
-    "vLLM schedules asynchronously without it and not with it, which is part of the difference; "
-    "--engine vllm:async_scheduling=false gives the baseline the same"
+    "vLLM schedules asynchronously without it and mostly not with it (the log says), which is part of the "
+    "difference; --engine vllm:async_scheduling=false gives the baseline the same"
 )
+OLD_RUNNER = f"{SYNCHRONOUS}, and VLLM_USE_V2_MODEL_RUNNER=0 in the environment its older model runner"
 
 
 def _native(method: str, tokens: int | None = None, draft: bool = True, note: str = "") -> Native:
@@ -59,9 +62,9 @@ class VLLM(Engine):
         "eagle": _native("eagle", 3),
         "eagle3": _native("eagle3", 3),
         "mtp": _native("mtp", 1, draft=False),
-        "medusa": _native("medusa", note=SYNCHRONOUS),
-        "mlp-speculator": _native("mlp_speculator", note=SYNCHRONOUS),
-        "dflash": _native("dflash"),
+        "medusa": _native("medusa", 3, note=OLD_RUNNER),  # up to 0.32, and so the next
+        "mlp-speculator": _native("mlp_speculator", note=OLD_RUNNER),
+        "dflash": _native("dflash", 15),  # of the published drafts' blocks of 16; there is no default
         "dspark": _native("dspark"),
         "suffix": Native(
             "suffix",
@@ -74,9 +77,12 @@ class VLLM(Engine):
                 "min_prob": "suffix_decoding_min_token_prob",
             },
             learns=True,
-            note=f"needs the package arctic-inference; {SYNCHRONOUS}",
+            package="arctic-inference",
+            note=OLD_RUNNER,
         ),
     }
+    method_flag = "--spec-method"  # an older help has none
+    lossy: ClassVar = {"rejection_sample_method": ("standard", "block", "strict", "probabilistic")}
     metrics = "/metrics"
     evidence = "/metrics"
     counter_names: ClassVar = {
@@ -94,6 +100,11 @@ class VLLM(Engine):
             return replace(made, extra=outside)
         own = {key.removeprefix(INSIDE): value_of(value) for key, value in inside.items()}
         return replace(made, settings={**made.settings, **own}, extra=outside)
+
+    def doubt(self, version: str, temperature: float) -> str | None:
+        if temperature > 0 and version.endswith("+cpu"):
+            return "vLLM's CPU build loses the temperature under speculation: what it samples is not the target's"
+        return None
 
     def arguments(self, setup: Setup, launch: Launch) -> list[str]:
         return [
@@ -125,7 +136,9 @@ class VLLM(Engine):
         return replace(made, argv=made.argv[:at] + made.argv[at + len(PER_REQUEST) :])
 
     def environment(self, setup: Setup, launch: Launch) -> Mapping[str, str]:
-        return {"VLLM_NO_USAGE_STATS": "1", **launch.environment}
+        """On CPUs it takes all cores but one, whatever OpenMP is told, unless it is not to bind its threads."""
+        threads = {} if launch.threads is None else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return {"VLLM_NO_USAGE_STATS": "1", **launch.environment, **threads}
 
     def speculates(self, body: str) -> bool | None:
         return "vllm:spec_decode_num_drafts" in body if "vllm:" in body else None

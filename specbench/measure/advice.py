@@ -20,11 +20,12 @@ GPU_IN_USE = 2e9
 
 @dataclass(frozen=True)
 class Problem:
-    """One line of what is wrong and one of what to do. Fatal: no run can work."""
+    """One line of what is wrong and one of what to do. Fatal: no run can work. Failed: a self-check did not pass."""
 
     what: str
     advice: str
     fatal: bool = False
+    failed: bool = False
 
 
 def problems(facts: Facts) -> list[Problem]:
@@ -143,6 +144,7 @@ def _self_check_rules(facts: Facts) -> Iterator[Problem]:
                     f"{device}: event spans differ by {check['difference']:.1%} from the host's clock over "
                     f"{check['host_s'] * 1e3:.0f} ms",
                     "something else uses the GPU or this process's cores: times of rounds cannot be trusted",
+                    failed=True,
                 )
     for device, checks in facts["graphs"].items():
         for check in checks or ():
@@ -150,11 +152,13 @@ def _self_check_rules(facts: Facts) -> Iterator[Problem]:
                 yield Problem(
                     f"{device}: no CUDA graphs ({check['eager']})",
                     "vanilla and methods run without them alike, more slowly than they could",
+                    failed=True,
                 )
             elif not check["passed"]:
                 yield Problem(
                     f"{device}: CUDA graphs in {check['dtype']} say something else than plain passes",
                     "run with --graphs off, and report this with the output of `specbench doctor --json`",
+                    failed=True,
                 )
 
 

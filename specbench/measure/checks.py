@@ -166,6 +166,16 @@ def graphs() -> Facts:
     return {"cuda:0": [check.to_json() for check in check_graphs("cuda:0")]}
 
 
+def quantisation() -> Facts:
+    """What a model can be quantised to on the device that a run would take: scheme -> why not, null if it can."""
+    from specbench.models import quantize
+    from specbench.models.placement import pick_device
+
+    device = pick_device("auto")
+    why_not = {scheme: quantize.unavailable(scheme, device) for scheme in quantize.SCHEMES}
+    return {"torchao": quantize.library()[0], "device": device.type, "schemes": why_not}
+
+
 SECTIONS: dict[str, Callable[[], Facts]] = {
     "quiet": quietness,  # first: the others make noise
     "machine": describe,
@@ -176,6 +186,7 @@ SECTIONS: dict[str, Callable[[], Facts]] = {
     "bandwidth": bandwidth,
     "clocks": clocks,
     "graphs": graphs,
+    "quantisation": quantisation,
 }
 
 

@@ -111,6 +111,14 @@ def _config(ref: str) -> Mapping[str, Any]:
     return config
 
 
+def parameters(model: torch.nn.Module) -> int:
+    """Parameters of a model, tied ones once, quantised ones as many as they stand for."""
+    counted = Counted()
+    for _, module, weight in _weights(model):
+        counted.add(module, weight)
+    return counted.parameters
+
+
 class Counted:
     """Parameters and their bytes, each weight once."""
 
@@ -124,17 +132,22 @@ class Counted:
         if id(weight) in self._seen:
             return
         self._seen.add(id(weight))
-        # A quantised layer holds its weight in another shape than it has.
-        matrix = weight.dim() == 2 and hasattr(module, "in_features") and hasattr(module, "out_features")
-        self.parameters += module.in_features * module.out_features if matrix else weight.numel()
         self.bytes += weight.nbytes if weight.is_meta else tensor_bytes([weight])
+        matrix = hasattr(module, "in_features") and hasattr(module, "out_features")
+        if not matrix or weight is getattr(module, "bias", None):
+            self.parameters += weight.numel()
+        elif id(module) not in self._seen:
+            # However many tensors a quantised layer holds its matrix in, with scales and zero points.
+            self._seen.add(id(module))
+            self.parameters += module.in_features * module.out_features
 
 
 def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torch.Tensor]]:
-    """(path of its module, the module, the weight) of every parameter, and of packed weights kept as buffers."""
+    """(path of its module, the module, the weight) of every parameter, and of the buffers of packed layers."""
     for path, module in model.named_modules():
-        packed = (b for b in module.buffers(recurse=False) if not b.is_floating_point() and b.dim() > 1)
-        for weight in (*module.parameters(recurse=False), *packed):
+        held = list(module.buffers(recurse=False))
+        packed = any(not each.is_floating_point() and each.dim() > 1 for each in held)
+        for weight in (*module.parameters(recurse=False), *(held if packed else ())):
             yield path, module, weight
 
 

@@ -77,25 +77,25 @@ class DFlashNet(DraftNet):
         self.head_weight: nn.Parameter | None = None
         self._shared: tuple[Any, Any] = target.embeddings, target.lm_head
 
-    def remember(self, features: torch.Tensor, context: Context, counts: list[int]) -> None:
-        """Commit the hidden states of verified tokens: keys and values of every layer.
+    def remember(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Keep the hidden states of verified tokens: keys and values of every layer.
 
         Args:
             features: the taps side by side, `[B, T, taps * H]`, right-padded.
-            context: of this network's cache; it grows by `counts`.
+            positions, slots: int64 `[B, T]`, as `Context.occupy` gives them.
         """
-        positions, slots = context.occupy(features.shape[1], counts)
         states = self.hidden_norm(self.fc(features.to(self.dtype)))
         rope = self.rope_at(positions)
         self.cache.start(slots, 0)
         for layer in self.layers:
             layer.self_attn.remember(states, rope, self.cache)
 
-    def block(self, roots: torch.Tensor, context: Context) -> torch.Tensor:
+    def block(self, roots: torch.Tensor, context: Context, start: torch.Tensor, read: int) -> torch.Tensor:
         """One pass over a block a row: hidden states `[B, drafts, H]` of the drafted places.
 
         Args:
             roots: int64 `[B]`, the last token of each row, which stands behind its context.
+            start, read: of `context`, see `Context.layout`.
         """
         rows, width = len(roots), self.settings.block
         tokens = roots.new_full((rows, width), self.settings.mask_token)
@@ -105,7 +105,7 @@ class DFlashNet(DraftNet):
         masks = {}
         for kind in self.kinds:
             every = None if kind in self.settings.causal else live[:, None, :].expand(-1, width, -1)
-            at = context.layout(depth, live, every)
+            at = context.layout(depth, live, every, 0, start, read)
             masks[kind] = at.masks[kind]
         rope = self.rope_at(at.positions)
         self.cache.start(at.slots, at.masks[self.kinds[0]].shape[-1])

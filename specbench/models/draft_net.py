@@ -14,10 +14,10 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers.activations import ACT2FN
 
 from specbench.models.attention import grouped
+from specbench.models.buckets import round_up
 from specbench.models.cache import SlotCache
 from specbench.models.fields import Fields
 from specbench.models.rope import Frequencies, Rope, rope_at, rotate
-from specbench.models.target import round_up
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 from specbench.errors import SpecbenchError
+from specbench.measure.memory import module_bytes
 from specbench.models.checkpoint import Checkpoint, list_checkpoint, open_checkpoint
 from specbench.models.detect import KINDS, expect
+from specbench.models.identity import ModelIdentity
 from specbench.models.medusa import INSIDE
+from specbench.models.quantize import NONE, draft_dtype, quantise_network, scheme_of
 from specbench.models.target import Target
 
 MODELS = ("causal-lm", "mtp", "pard", "medusa-2")  # kinds of checkpoint that run as a model on their own
@@ -35,6 +40,18 @@ def open_heads(draft: str | Checkpoint | None, method: str, kinds: Sequence[str]
     return open_checkpoint(draft, listing.revision, (INSIDE,) if found.kind == "medusa-2" else None)
 
 
+def quantised(network: nn.Module, who: ModelIdentity, quantize: str, target: Target) -> ModelIdentity:
+    """Quantise a drafter's network in place, where that is asked for; who it is then.
+
+    Raises:
+        SpecbenchError: it cannot be, here or in the target's dtype.
+    """
+    if quantize == NONE:
+        return who
+    note = quantise_network(network, quantize, target.dtype, target.device)
+    return who.quantised(quantize, module_bytes(network), note)
+
+
 def open_draft_model(
     draft: str | Target | None,
     target: Target,
@@ -42,10 +59,12 @@ def open_draft_model(
     *,
     kinds: Sequence[str] = MODELS,
     share: bool = True,
+    quantize: str = NONE,
 ) -> Target:
     """The draft model for `target`: any REF a target may be, or one that is open already.
 
-    With `share`, a REF that names the target itself shares its weights (each wrapper has its own cache).
+    With `share`, a REF that names the target itself, quantised as it is, shares its weights (each wrapper has its own
+    cache). `quantize` is the draft model's own: see `models.quantize`.
 
     Raises:
         SpecbenchError: no draft given, one that is none of `kinds` (see `detect.expect`) or does not load, or one
@@ -56,20 +75,22 @@ def open_draft_model(
             f"{method} needs a draft model, and none is known for this target",
             f"give one with --draft REF or {method}:draft=REF",
         )
-    opened = draft if isinstance(draft, Target) else _load(draft, target, method, kinds, share)
+    opened = draft if isinstance(draft, Target) else _load(draft, target, method, kinds, share, quantize)
     check_same_vocabulary(target, opened)
     return opened
 
 
-def _load(ref: str, target: Target, method: str, kinds: Sequence[str], share: bool) -> Target:
+def _load(ref: str, target: Target, method: str, kinds: Sequence[str], share: bool, quantize: str) -> Target:
     from specbench.models.gguf import cache_folder
     from specbench.models.load import load
 
+    share = share and quantize == scheme_of(target.model)
     if share and target.identity is not None and ref in (target.identity.ref, target.identity.name):
         shared = Target(target.model, target.tokenizer, target.identity)
         return shared.accelerate(target.graphs, target.compiled)
     _expect_model(ref, method, kinds)
-    loaded = load(ref, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
+    dtype = draft_dtype(quantize, target.dtype)
+    loaded = load(ref, dtype=dtype, device=str(target.device), quantize=quantize)
     own = Target(loaded.model, loaded.tokenizer, loaded.identity).pack(cache_folder())
     return own.accelerate(target.graphs, target.compiled)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ class ModelIdentity:
         hub_id: repository on the Hub, where the weights came from it.
         revision: commit of that repository, if known.
         dtype: of the weights in memory, e.g. `float32`.
-        quantization: of the weights (`mxfp4`) or of what they were dequantised from (`q4_1`); None = none.
+        quantization: of the weights (`int8`, `gptq-4bit-g128`), of what they were dequantised from (`q4_1`), or both
+            (`q4_1+int8`); None = none.
         parameters: number of parameters, tied ones once; None where an engine reads them and we do not.
-        bytes: of parameters and buffers in memory.
+        bytes: of parameters and buffers in memory, as stored there.
         files: file name -> sha256, or `size:…,mtime:…` for local files above 2 GB.
         verified: False while the Hub id is only known from a README (registry.toml).
         notes: what a reader of the results should know.
@@ -44,6 +45,16 @@ class ModelIdentity:
     files: dict[str, str] = field(default_factory=dict)
     verified: bool = True
     notes: list[str] = field(default_factory=list)
+
+    def quantised(self, scheme: str, bytes: int, note: str) -> ModelIdentity:
+        """The same weights quantised: another model, by the name of `llama-8b@int8` or `smollm2-135m@q4_1+int8`."""
+        return replace(
+            self,
+            name=f"{self.name}{'+' if '@' in self.name else '@'}{scheme}",
+            quantization="+".join(filter(None, (self.quantization, scheme))),
+            bytes=bytes,
+            notes=[*self.notes, f"{scheme}: {note}"],
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries, lists, strings and numbers."""

@@ -7,7 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from specbench.errors import SpecbenchError
-from specbench.models import random_init, registry
+from specbench.measure.memory import module_bytes
+from specbench.models import packed, random_init, registry
+from specbench.models.architecture import parameters
 from specbench.models.identity import ModelIdentity
-from specbench.models.placement import check_options, pick_attention, pick_device, pick_dtype
+from specbench.models.placement import check_options, pick_attention, pick_device
+from specbench.models.quantize import NONE, check, compute_dtype, quantise
 from specbench.models.source import Source, resolve
 
 Notify = Callable[[str], None]
@@ -54,7 +57,7 @@ def load(
     device: str = "auto",
     device_map: str = "none",
     attn: str = "auto",
-    quantize: str = "none",
+    quantize: str = NONE,
     revision: str | None = None,
     trust_remote_code: bool = False,
     notify: Notify = lambda line: None,
@@ -63,11 +66,12 @@ def load(
 
     Args:
         ref: alias of the registry, Hub id, folder, GGUF file, or `random:ALIAS`.
-        dtype: `auto` = float32 on a CPU, the checkpoint's own elsewhere; or float32, bfloat16, float16.
+        dtype: `auto` = float32 on a CPU, the checkpoint's own elsewhere, and for int4 and fp8 bfloat16; or float32,
+            bfloat16, float16.
         device: `auto` = cuda if there is one, else cpu; or cpu, cuda, cuda:N, mps.
         device_map: `none`, or accelerate's (`auto`, `balanced`…) for a model over several devices.
         attn: `auto` = sdpa, or eager where the architecture has only that; or sdpa, eager.
-        quantize: only `none` so far.
+        quantize: `none`, or int8, int4 or fp8 (`models.quantize`).
         revision: branch, tag or commit on the Hub.
         trust_remote_code: run Python code that the checkpoint brings.
         notify: takes progress lines.
@@ -75,17 +79,17 @@ def load(
     Raises:
         SpecbenchError: whatever goes wrong, with what to do about it.
     """
-    check_options(attn, quantize, device_map)
+    check_options(attn, device_map)
     place = pick_device(device)
-    number = pick_dtype(dtype, place)
+    check(quantize, place)
+    number = compute_dtype(quantize, dtype, place)
     with _quiet(), _out_of_memory(ref, place):
         if ref.startswith(registry.RANDOM_PREFIX):
-            return _random(ref, place, number, attn, notify)
-        source = resolve(ref, revision=revision, notify=notify)
-        config = _config(source, trust_remote_code)
-        model = _model(source, config, place, number, device_map, attn, trust_remote_code)
-        tokenizer = read_tokenizer(source, trust_remote_code)
-    return LoadedModel(model, tokenizer, _identity(ref, source, model))
+            loaded = _random(ref, place, number, attn, notify)
+        else:
+            source = resolve(ref, revision=revision, notify=notify)
+            loaded = _checkpoint(ref, source, place, number, device_map, attn, trust_remote_code, quantize)
+        return loaded if quantize == NONE else _quantised(loaded, quantize, notify)
 
 
 def load_tokenizer(
@@ -110,6 +114,29 @@ def load_tokenizer(
     return source.name, tokenizer
 
 
+def _checkpoint(
+    ref: str, source: Source, device: torch.device, dtype: torch.dtype | None, device_map: str, attn: str,
+    trust_remote_code: bool, quantize: str,
+) -> LoadedModel:  # fmt: skip
+    config = _config(source, trust_remote_code)
+    stored = packed.read(config.to_dict())
+    if stored is not None:
+        packed.check(stored, source.name, quantize)
+        packed.prepare(stored, config)
+    model = _model(source, config, device, dtype, device_map, attn, trust_remote_code)
+    if stored is not None and (line := packed.note(stored, model)):
+        source.notes.append(line)
+    tokenizer = read_tokenizer(source, trust_remote_code)
+    return LoadedModel(model, tokenizer, _identity(ref, source, model, stored))
+
+
+def _quantised(loaded: LoadedModel, scheme: str, notify: Notify) -> LoadedModel:
+    """The same model with its linear layers quantised, in place."""
+    notify(f"quantising {loaded.identity.name} to {scheme}…")
+    what = quantise(loaded.model, scheme)
+    return replace(loaded, identity=loaded.identity.quantised(scheme, module_bytes(loaded.model), what))
+
+
 def _random(
     ref: str, device: torch.device, dtype: torch.dtype | None, attn: str, notify: Notify
 ) -> LoadedModel:
@@ -119,7 +146,7 @@ def _random(
     notes = ["random weights, seed 0: only times mean anything, texts and acceptance do not"]
     identity = ModelIdentity(
         name=ref, ref=ref, source="random", hub_id=None, revision=None, dtype=_dtype_name(model),
-        quantization=None, parameters=_parameters(model), bytes=_bytes(model), notes=notes,
+        quantization=None, parameters=parameters(model), bytes=module_bytes(model), notes=notes,
     )  # fmt: skip
     return LoadedModel(model, None, identity)
 
@@ -183,7 +210,9 @@ def _model(
             f"{min(info['missing_keys'])}",
             "a drafter (EAGLE, Medusa…) is no target and no draft model: name it as draft= of its method",
         )
-    model = model if spread else model.to(device)
+    there = model.device.type == device.type and device.index in (None, model.device.index)
+    if not spread and not there:  # a quantised one may refuse to be moved, even to where it is
+        model = model.to(device)
     return model.eval().requires_grad_(False)
 
 
@@ -213,10 +242,7 @@ def read_tokenizer(source: Source, trust_remote_code: bool) -> Any | None:
     return tokenizer
 
 
-def _identity(ref: str, source: Source, model: Any) -> ModelIdentity:
-    packed = getattr(model.config, "quantization_config", None)
-    if packed is not None:
-        packed = packed.get("quant_method") if isinstance(packed, dict) else packed.quant_method
+def _identity(ref: str, source: Source, model: Any, stored: packed.Packed | None) -> ModelIdentity:
     return ModelIdentity(
         name=source.name,
         ref=ref,
@@ -224,9 +250,9 @@ def _identity(ref: str, source: Source, model: Any) -> ModelIdentity:
         hub_id=source.hub_id,
         revision=source.revision,
         dtype=_dtype_name(model),
-        quantization=source.quantization or (str(getattr(packed, "value", packed)) if packed else None),
-        parameters=_parameters(model),
-        bytes=_bytes(model),
+        quantization=source.quantization or (stored.name if stored else None),
+        parameters=parameters(model),
+        bytes=module_bytes(model),
         files=source.files,
         verified=source.verified,
         notes=source.notes,
@@ -235,14 +261,6 @@ def _identity(ref: str, source: Source, model: Any) -> ModelIdentity:
 
 def _dtype_name(model: Any) -> str:
     return str(model.dtype).removeprefix("torch.")
-
-
-def _parameters(model: Any) -> int:
-    return sum(weight.numel() for weight in model.parameters())
-
-
-def _bytes(model: Any) -> int:
-    return sum(tensor.nbytes for group in (model.parameters(), model.buffers()) for tensor in group)
 
 
 def _unreadable(source: Source, error: BaseException, what: str = "") -> SpecbenchError:

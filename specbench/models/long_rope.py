@@ -36,13 +36,16 @@ class LongRope:
 
     @contextmanager
     def stock(self) -> Iterator[None]:
-        """While open, transformers chooses."""
+        """While open, transformers chooses. It replaces what our passes read, where they read it: that comes back."""
+        ours = [module.inv_freq for module in self._modules]
         for module in self._modules:
             del module.forward
         try:
             yield
         finally:
             self._take_over()
+            for module, frequencies in zip(self._modules, ours, strict=True):
+                module.inv_freq = frequencies
 
     def _take_over(self) -> None:
         for module in self._modules:

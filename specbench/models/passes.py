@@ -1,13 +1,4 @@
-"""Passes of a fixed shape: run on buffers that stay where they are, captured once as a CUDA graph and replayed.
-
-A decoding pass is a thousand small kernels, which Python starts more slowly than a large GPU runs them. A graph
-starts them all at once. It needs every shape and address to be the same each time: so a pass is padded to a bucket
-of columns (padding is written to the scratch slot and looks at what column 0 looks at; it changes nothing and, in a
-mixture of experts, wakes no expert that column 0 does not), attention reads a bucket of slots, and inputs are copied
-into buffers of the pass. What comes out is copied as well: it is the caller's to keep.
-
-`FixedPass` is all of that but the capture, and runs anywhere: what tests check on a CPU is what a GPU replays.
-"""
+"""The fixed passes of each model (`fixed_pass`), made as shapes come up or ahead of that, and bounded in number."""
 
 from __future__ import annotations
 
@@ -16,118 +7,19 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 
 from specbench.errors import first_line
+from specbench.models.buckets import bucket_of
+from specbench.models.fixed_pass import WIDEST, CapturedPass, Compute, FixedPass, Results, Tensors
 
-Tensors = dict[str, torch.Tensor]
-Compute = Callable[[Tensors, int], Tensors]  # inputs and how many slots attention reads: outputs
-
-WIDEST = 128  # columns; a wider pass keeps a GPU busy whatever Python does
 MOST = 192  # passes kept, the least recently used goes first
 MOST_KINDS = 48  # remembered, to make their passes ahead
 ONCE = 1  # a kind of pass that comes up only so often is not worth a capture
-WARM_UPS = 2  # runs before a capture: libraries set themselves up and kernels are compiled
-SLOTS = "slots"  # the one input whose padding is 0 (the scratch slot) and not column 0's
 
-
-class FixedPass:
-    """A function of tensors, run on buffers of its own.
-
-    Args:
-        compute: must do the same work whatever the inputs hold.
-        inputs: the buffers, of a full pass. Columns are dimension 2 of four, else dimension 1.
-        length: how many slots attention reads.
-    """
-
-    def __init__(self, compute: Compute, inputs: Tensors, length: int) -> None:
-        self._compute, self.inputs, self._length = compute, inputs, length
-        self._width = WIDEST  # columns of `slots` that may hold something
-
-    def prepare(self, inputs: Tensors) -> None:
-        """Copy in inputs of this pass's shape, or of fewer columns, which are padded."""
-        for name, source in inputs.items():
-            buffer = self.inputs[name]
-            dim = _column_dim(source.dim())
-            width, full = source.shape[dim], buffer.shape[dim]
-            if name == SLOTS:
-                buffer[:, :width].copy_(source)
-                if width < self._width:
-                    buffer[:, width:].zero_()
-                self._width = width
-            elif width == full:
-                buffer.copy_(source)
-            else:
-                torch.index_select(source, dim, _padding(width, full, source.device), out=buffer)
-
-    def run(self) -> Tensors:
-        """The outputs, columns of padding included. The next run of any pass may overwrite them."""
-        return self._compute(self.inputs, self._length)
-
-    def nbytes(self) -> int:
-        """Bytes this pass holds while it is not running."""
-        return sum(tensor.nbytes for tensor in self.inputs.values())
-
-
-class CapturedPass(FixedPass):
-    """The same as a CUDA graph, captured when it is made.
-
-    Args:
-        pool: memory for what lies between inputs and outputs, shared by passes that never run at the same time.
-        results: buffers for outputs, shared likewise.
-    """
-
-    def __init__(self, compute: Compute, inputs: Tensors, length: int, pool: Any, results: Results) -> None:
-        super().__init__(compute, inputs, length)
-        device = next(iter(inputs.values())).device
-        with torch.cuda.device(device):
-            before = torch.cuda.memory_reserved(device)
-            results.make(self._warm_up(device))
-            self._graph = torch.cuda.CUDAGraph()
-            # Thread-local: what other threads do with the driver meanwhile does not spoil the capture.
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                self._outputs = results.keep(compute(inputs, length))
-            self._taken = max(0, torch.cuda.memory_reserved(device) - before)
-
-    def run(self) -> Tensors:
-        self._graph.replay()
-        return self._outputs
-
-    def nbytes(self) -> int:
-        return super().nbytes() + self._taken
-
-    def _warm_up(self, device: torch.device) -> Tensors:
-        """Run on a stream of its own, as capturing does."""
-        outputs: Tensors = {}
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                outputs = self._compute(self.inputs, self._length)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        return outputs
-
-
-class Results:
-    """One buffer for all outputs of a name and shape, whichever pass they come from."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[Hashable, torch.Tensor] = {}
-
-    def make(self, outputs: Tensors) -> None:
-        for name, tensor in outputs.items():
-            if (key := _kind_of(name, tensor)) not in self._buffers:
-                self._buffers[key] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-    def keep(self, outputs: Tensors) -> Tensors:
-        """The buffers that `outputs` have been copied to."""
-        return {name: self._buffers[_kind_of(name, t)].copy_(t) for name, t in outputs.items()}
-
-    def clear(self) -> None:
-        self._buffers.clear()
+Make = Callable[[Compute, Tensors, int], FixedPass]
 
 
 @dataclass(frozen=True)
@@ -141,10 +33,14 @@ class Kind:
 
 @dataclass
 class _Asked:
-    """How often a kind was asked for, and how to make it: its inputs as (shape, dtype, device)."""
+    """How often a kind was asked for, and how to make it: its inputs as (shape, dtype, device).
+
+    `reads`: whether its passes read slots, and so differ by the context's length.
+    """
 
     compute: Compute
     inputs: dict[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
+    reads: bool
     times: int = 0
 
     def buffers(self, width: int, length: int) -> Tensors:
@@ -154,9 +50,6 @@ class _Asked:
             full = (shape[0], width, *shape[2:]) if len(shape) < 4 else (*shape[:2], width, length)
             made[name] = torch.zeros(full, dtype=dtype, device=device)
         return made
-
-
-Make = Callable[[Compute, Tensors, int], FixedPass]
 
 
 class Passes:
@@ -192,6 +85,7 @@ class Passes:
         """As these, for another model."""
         return Passes(name, self._make, self.off, self._most)
 
+    @torch.inference_mode()
     def run(
         self,
         variant: Hashable,
@@ -208,6 +102,7 @@ class Passes:
             variant: what `compute` does differently at the same shapes.
             version: of what `compute` reads and writes besides; another one makes all passes worthless.
             inputs: tokens and the like `[B, T, …]`, `slots` `[B, T]`, masks `[B, 1, T, length]`.
+            length: the slots that attention reads; 0: none, however long the context is.
             bucket: pad T to a power of two (outputs then are `[B, T, …]`); otherwise every T has its own passes.
         """
         rows, width = next(iter(inputs.values())).shape[:2]
@@ -215,7 +110,7 @@ class Passes:
             return compute(inputs, length)
         self._check(version)
         kind = Kind(variant, rows, bucket_of(width) if bucket else width)
-        asked = self._ask(kind, compute, inputs)
+        asked = self._ask(kind, compute, inputs, length)
         found = self._find(kind, length, inputs) if asked.times > ONCE else None
         if found is None:
             return compute(inputs, length)
@@ -229,27 +124,33 @@ class Passes:
         """The variants that passes of so many rows have come up in."""
         return list(dict.fromkeys(kind.variant for kind in self._asked if kind.rows == rows))
 
+    @torch.inference_mode()  # caches written in a batch are inference tensors: nothing else may write to them
     def ahead(self, rows: int, variant: Hashable, version: Hashable, lengths: Iterable[int]) -> None:
         """Make the passes of the kinds that have come up, for reading so many slots.
 
         Untimed, and before a batch begins: while they are made they run, on zeros, and write where those say.
         """
         self._check(version)
+        every = list(lengths)
         for kind, asked in list(self._asked.items()):
             if (kind.rows, kind.variant) == (rows, variant) and asked.times > ONCE:
-                for length in lengths:
+                for length in every if asked.reads else (0,):
                     if self.off is None:
                         self._find(kind, length)
 
     def clear(self) -> None:
-        """Drop all passes and their memory."""
+        """Drop all passes and their memory, and forget what has come up."""
+        self._asked.clear()
+        self._drop()
+
+    def _drop(self) -> None:
         self._kept.clear()
         self._results.clear()
         self._pool = None
 
     def nbytes(self) -> int:
         """Bytes held for passes while none is running."""
-        return sum(each.nbytes() for each in self._kept.values())
+        return sum(each.nbytes() for each in self._kept.values()) + self._results.nbytes()
 
     def facts(self) -> dict[str, Any]:
         """For the manifest: the shapes made, as rows x columns x slots, and why passes run as they are."""
@@ -261,14 +162,14 @@ class Passes:
 
     def _check(self, version: Hashable) -> None:
         if version != self._version:
-            self.clear()
+            self._drop()
             self._version = version
 
-    def _ask(self, kind: Kind, compute: Compute, inputs: Tensors) -> _Asked:
+    def _ask(self, kind: Kind, compute: Compute, inputs: Tensors, length: int) -> _Asked:
         asked = self._asked.get(kind)
         if asked is None:
             specs = {name: (tuple(t.shape), t.dtype, t.device) for name, t in inputs.items()}
-            asked = self._asked[kind] = _Asked(compute, specs)
+            asked = self._asked[kind] = _Asked(compute, specs, reads=length > 0)
             if len(self._asked) > MOST_KINDS:
                 self._asked.popitem(last=False)
         self._asked.move_to_end(kind)
@@ -284,15 +185,11 @@ class Passes:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        asked = self._asked[kind]
         try:
-            buffers = asked.buffers(kind.width, length)
-            if inputs is not None:
-                FixedPass(asked.compute, buffers, length).prepare(inputs)
-            made = (self._make or self._capture)(asked.compute, buffers, length)
+            made = self._new(self._asked[kind], kind.width, length, inputs)
         except Exception as error:  # noqa: BLE001 - a model's code, the driver and compilers fail in many ways
-            self.clear()
-            self.off = first_line(error)
+            self._drop()
+            self.off = _reason(error)
             _log.warning("the %s runs without CUDA graphs: %s", self.name, self.off)
             return None
         self.made += 1
@@ -302,6 +199,12 @@ class Passes:
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
         return made
+
+    def _new(self, asked: _Asked, width: int, length: int, inputs: Tensors | None) -> FixedPass:
+        buffers = asked.buffers(width, length)
+        if inputs is not None:
+            FixedPass(asked.compute, buffers, length).prepare(inputs)
+        return (self._make or self._capture)(asked.compute, buffers, length)
 
     def _capture(self, compute: Compute, inputs: Tensors, length: int) -> FixedPass:
         if self._pool is None:
@@ -328,20 +231,7 @@ def facts() -> list[dict[str, Any]]:
     return sorted((each.facts() for each in _everyone), key=lambda fact: fact["model"])
 
 
-def bucket_of(width: int) -> int:
-    """Columns of the pass that takes `width`: 1, 2, 4, 8…"""
-    return 1 << (width - 1).bit_length()
-
-
-def _column_dim(dims: int) -> int:
-    return 2 if dims == 4 else 1
-
-
-def _kind_of(name: str, tensor: torch.Tensor) -> Hashable:
-    return name, tuple(tensor.shape), tensor.dtype, tensor.device
-
-
-@lru_cache(maxsize=512)
-def _padding(width: int, full: int, device: torch.device) -> torch.Tensor:
-    """Columns 0..width-1, then column 0 again and again."""
-    return torch.tensor([*range(width), *[0] * (full - width)], device=device)
+def _reason(error: Exception) -> str:
+    """Why a pass could not be made: of a capture that something broke, what broke it."""
+    broken = error.__context__ if "during capture" in str(error) else None
+    return first_line(broken if isinstance(broken, Exception) else error)

@@ -52,7 +52,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def check_options(attn: str, quantize: str, device_map: str) -> None:
+def check_options(attn: str, device_map: str) -> None:
     """Refuse what cannot work, before anything is downloaded. Raises SpecbenchError."""
     if attn.startswith("flash"):
         raise SpecbenchError(
@@ -61,10 +61,6 @@ def check_options(attn: str, quantize: str, device_map: str) -> None:
         )
     if attn not in ATTENTIONS:
         raise SpecbenchError(f"unknown attention {attn!r}", f"use {', '.join(ATTENTIONS)}")
-    if quantize != "none":
-        raise SpecbenchError(
-            f"--quantize {quantize} is not built yet", "leave it out, or name a checkpoint that is quantised"
-        )
     if device_map != "none" and importlib.util.find_spec("accelerate") is None:
         raise SpecbenchError(
             f"--device-map {device_map} needs accelerate", 'pip install "specbench-llm[device-map]"'

@@ -19,19 +19,28 @@ import torch
 from specbench.errors import SpecbenchError, first_line
 from specbench.measure.memory import module_bytes
 from specbench.models import attention
+from specbench.models.acceleration import (
+    OFF,
+    compiled,
+    experts_implementation,
+    group_experts,
+    spread,
+    uncapturable,
+)
+from specbench.models.buckets import buckets, round_up
 from specbench.models.cache import SlotCache
 from specbench.models.device import send
+from specbench.models.fixed_pass import SLOTS, Tensors
 from specbench.models.kernels import Choices, Switch, pack
-from specbench.models.long_rope import LongRope, depends_on_text
-from specbench.models.passes import SLOTS, Passes, Tensors
-from specbench.models.routers import PREFIX, choice, number_of_experts, routers
+from specbench.models.long_rope import LongRope
+from specbench.models.passes import Passes
+from specbench.models.routers import PREFIX, number_of_experts
+from specbench.models.skipped_layers import going_around
+from specbench.models.taps import Taps
 
 LOGITS = "logits"
+GROWTH = 512  # slots that a cache grows by where passes are kept: growing makes all of them worthless
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
-# Attention reads the slots in use, rounded up to this many, or to an eighth of a long context.
-BUCKET = 64
-
-MOST_COMPILATIONS = 64  # of a model: one for each set of taps and of layers skipped
 
 _log = logging.getLogger("specbench")
 
@@ -72,18 +81,16 @@ class Target:
         self.context: int = getattr(self.config, "max_position_embeddings", None) or 2**31
         self.kinds = _layer_kinds(self.config, type(model).__name__)
         self.window: int | None = getattr(self.config, "sliding_window", None)
-        self.cache = SlotCache(self.config.num_hidden_layers, alike=not _spread(model))
+        self.cache = SlotCache(self.config.num_hidden_layers, alike=not spread(model))
         self._cache_argument = _cache_argument(model)
-        self._tapped: dict[str, torch.Tensor] = {}
-        self._routers = routers(model)
-        self.experts = number_of_experts(self.config)[0] if self._routers else 0
+        self._taps = Taps(model)
+        self.experts = number_of_experts(self.config)[0] if self._taps.routers else 0
         self._packed, self.kernel_choices = Switch(), Choices()
-        self._taps: tuple[str, ...] = ()
         self._skipped: tuple[int, ...] = ()
         self._long_rope = LongRope(model)
         self._fused: Any = None  # the compiled model
         self.graphs, self.compiled = "off", False
-        self.passes = Passes(self.name, off="--graphs off")
+        self.passes = Passes(self.name, off=OFF)
         # A model may be wrapped twice, as target and as its own draft: each wrapper has its own cache.
         ours = self.config._attn_implementation
         self._stock_attention = "sdpa" if ours == attention.NAME else ours
@@ -111,9 +118,8 @@ class Target:
         chosen = {"attention": self.config._attn_implementation, "linear": self.kernel_choices}
         if self.device.type == "cuda":
             chosen["graphs"] = self._uncapturable() or "captured"
-            chosen["experts"] = (
-                getattr(self.config, "_experts_implementation", None) if self.experts else None
-            )
+            chosen["cudnn_attention"] = torch.backends.cuda.cudnn_sdp_enabled()
+            chosen["experts"] = experts_implementation(self.model) if self.experts else None
         if self.compiled:
             chosen["compile"] = "torch.compile"
         return chosen
@@ -121,7 +127,7 @@ class Target:
     @property
     def router_taps(self) -> tuple[str, ...]:
         """The taps of a mixture's routers, one a MoE layer; none of a dense model."""
-        return tuple(f"{PREFIX}{place}" for place in range(len(self._routers)))
+        return tuple(f"{PREFIX}{place}" for place in range(len(self._taps.routers)))
 
     def weights_bytes(self) -> int:
         """Bytes of parameters and buffers, as stored."""
@@ -136,17 +142,20 @@ class Target:
         """Run decoding passes as CUDA graphs (`auto`: wherever that can be; `off`), or compiled, or both."""
         self.graphs, self.compiled = graphs, compile
         if self.device.type == "cuda" and self.experts:
-            self._group_experts()
+            group_experts(self.model)
         reason = self._uncapturable()
         self.passes = Passes(self.name, off=reason)
         if reason is not None and graphs != "off" and self.device.type == "cuda":
             _log.warning("the %s runs without CUDA graphs: %s", self.name, reason)
-        self._fused = _compiled(self.model) if compile else None
+        self._fused = compiled(self.model) if compile else None
         return self
 
     def reserve(self, rows: int, tokens: int, spare: int = 0) -> None:
         """Room for `rows` sequences of up to `tokens` tokens, and `spare` more for drafts (and the scratch slot)."""
-        self.cache.reserve(rows, round_up(tokens + spare + 1))
+        slots = round_up(tokens + spare + 1)
+        if self.passes.off is None:
+            slots = -(-slots // GROWTH) * GROWTH
+        self.cache.reserve(rows, slots)
         self._long_rope.choose(tokens)
 
     def ahead(self, rows: int, shortest: int, longest: int) -> None:
@@ -180,7 +189,7 @@ class Target:
         if len(ends) > 1:
             last = send([ends.index(len(p) - 1) for p in prompts], self.device)
             out = out.gather(1, last[:, None, None].expand(-1, 1, out.shape[-1]))
-        return Pass(out, self._take_taps())
+        return Pass(out, self._taps.take())
 
     @torch.inference_mode()
     def forward(
@@ -198,7 +207,7 @@ class Target:
         inputs = {"tokens": tokens, "positions": positions, SLOTS: slots, **masks}
         length = masks[self.kinds[0]].shape[-1]
         if self.passes.off is None and self.cache.ready:
-            variant = self._taps, self._skipped
+            variant = self._taps.names, self._skipped
             out = self.passes.run(variant, self.cache.version, self._compute, inputs, length)
         else:
             out = self._compute(inputs, length)
@@ -214,7 +223,7 @@ class Target:
         self.cache.start(slots, length)
         mask = masks if len(self.kinds) > 1 else masks[self.kinds[0]]
         logits = self._call(tokens, inputs["positions"], mask, fused=True)
-        taps = self._take_taps()
+        taps = self._taps.take()
         return {
             LOGITS: logits,
             **{
@@ -231,15 +240,8 @@ class Target:
         Raises:
             SpecbenchError: for a name this model has no module for.
         """
-        handles = [self._tap_module(name).register_forward_hook(self._tap_hook(name)) for name in names]
-        before, self._taps = self._taps, (*self._taps, *names)
-        try:
+        with self._taps.open(names):
             yield
-        finally:
-            self._taps = before
-            for handle in handles:
-                handle.remove()
-            self._tapped.clear()
 
     @contextlib.contextmanager
     def skipping(self, layers: Collection[int]) -> Iterator[None]:
@@ -248,26 +250,12 @@ class Target:
         Raises:
             SpecbenchError: for a model whose decoder has no list of layers, or not these.
         """
-        decoder = self._decoder
-        whole = getattr(decoder, "layers", None)
-        if not isinstance(whole, torch.nn.ModuleList) or not set(layers) <= set(range(len(whole))):
-            raise SpecbenchError(
-                f"layers {'+'.join(map(str, sorted(layers)))} do not exist in {type(self.model).__name__}",
-                f"name layers from 0 to {len(whole) - 1}"
-                if whole
-                else "use a target with a list of decoder layers",
-            )
-        around = _Around()
-        # As many entries as before: decoders look up a layer's mask and rotation by its place in the list.
-        decoder.layers = torch.nn.ModuleList(
-            around if place in layers else layer for place, layer in enumerate(whole)
-        )
         before, self._skipped = self._skipped, tuple(sorted(layers))
         try:
-            yield
+            with going_around(self.model, layers):
+                yield
         finally:
             self._skipped = before
-            decoder.layers = whole
 
     @contextlib.contextmanager
     def stock_attention(self) -> Iterator[None]:
@@ -302,91 +290,7 @@ class Target:
 
     def _uncapturable(self) -> str | None:
         """Why no pass can be a CUDA graph, as far as it is known before one is tried."""
-        if self.graphs == "off":
-            return "--graphs off"
-        if self.device.type != "cuda":
-            return f"a {self.device.type} has none"
-        if _spread(self.model):
-            return "it is spread over several devices"
-        if depends_on_text(self.model):
-            return "its rotary frequencies depend on the length of the text"
-        if self.experts and getattr(self.config, "_experts_implementation", None) == "eager":
-            return "its experts are called one by one, as the data says"
-        return None
-
-    def _group_experts(self) -> None:
-        """Experts as one grouped product: calling those that were chosen, one by one, reads the device."""
-        if getattr(self.config, "_experts_implementation", None) == "eager":
-            with contextlib.suppress(ValueError, ImportError):  # where it cannot be, graphs say so
-                self.model.set_experts_implementation("grouped_mm")
-
-    @property
-    def _decoder(self) -> Any:
-        return self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
-
-    def _tap_module(self, name: str) -> torch.nn.Module:
-        try:
-            if name == "embed":
-                return self.embeddings
-            if name == "final":
-                return self._decoder.norm
-            if name.startswith(PREFIX):
-                return self._routers[int(name.removeprefix(PREFIX))]
-            return self._decoder.layers[int(name.removeprefix("layer:"))]
-        except (AttributeError, ValueError, IndexError) as error:
-            raise SpecbenchError(
-                f"hidden state {name!r} does not exist in {type(self.model).__name__}",
-                "ask for embed, final or layer:i with i below the number of layers",
-            ) from error
-
-    def _tap_hook(self, name: str) -> Any:
-        def hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-            self._tapped[name] = output[0] if isinstance(output, tuple) else output
-
-        def router_hook(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-            if (chosen := choice(output)) is not None:
-                self._tapped[name] = chosen
-
-        return router_hook if name.startswith(PREFIX) else hook
-
-    def _take_taps(self) -> dict[str, torch.Tensor]:
-        taken, self._tapped = self._tapped, {}
-        return taken
-
-
-class _Around(torch.nn.Module):
-    """Stands for a decoder layer that is skipped: what goes in comes out."""
-
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return hidden_states
-
-
-def _spread(model: Any) -> bool:
-    """Whether its layers are on several devices."""
-    return len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
-
-
-def _compiled(model: torch.nn.Module) -> Any:
-    """`model` compiled when it first runs, for any number of columns and slots (and once for a single column)."""
-    import torch._dynamo
-
-    torch._dynamo.config.skip_nnmodule_hook_guards = False  # taps are hooks, which come and go
-    torch._dynamo.config.recompile_limit = MOST_COMPILATIONS
-    return torch.compile(model, dynamic=True)
-
-
-def round_up(slots: int) -> int:
-    """`slots` rounded up to a whole bucket: of 64 up to 1024, of 128 up to 2048, and so on."""
-    bucket = max(BUCKET, 1 << max((slots - 1).bit_length() - 4, 0))
-    return -(-slots // bucket) * bucket
-
-
-def buckets(shortest: int, longest: int, most: int) -> list[int]:
-    """What passes over contexts of `shortest` to `longest` tokens read: whole buckets, at most `most` slots."""
-    found = [min(round_up(shortest + 1), most)]
-    while found[-1] < min(round_up(longest + 1), most):
-        found.append(min(round_up(found[-1] + 1), most))
-    return found
+        return OFF if self.graphs == "off" else uncapturable(self.model, self.device, self.experts)
 
 
 def _logits_width(model: Any, config: Any) -> int:

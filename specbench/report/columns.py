@@ -37,6 +37,7 @@ class Column:
         heading: the heading in a terminal, lines kept short.
         keep: how long a narrow terminal keeps it; 0 is not shown there at all.
         main: whether it stands in a document's first table.
+        beside: the field of the column beside which it stands there too, where the two say different things.
     """
 
     group: str
@@ -48,6 +49,7 @@ class Column:
     heading: str = ""
     keep: int = 0
     main: bool = False
+    beside: str = ""
 
     @property
     def root(self) -> str:
@@ -78,6 +80,19 @@ class Column:
 def known(columns: Iterable[Column], rows: Sequence[Row]) -> list[Column]:
     """The columns in which at least one of the rows has something to say."""
     return [column for column in columns if any(column.cell(row) != words.NONE for row in rows)]
+
+
+def chief(rows: Sequence[Row]) -> list[Column]:
+    """The columns of a document's first table."""
+    return [column for column in known(COLUMNS, rows) if column.main or differs(column, rows)]
+
+
+def differs(column: Column, rows: Sequence[Row]) -> bool:
+    """Whether a column says something else than the one beside which it stands."""
+    other = next((c for c in COLUMNS if c.field == column.beside), None)
+    return other is not None and any(
+        column.value(row) is not None and column.terse(row) != other.terse(row) for row in rows
+    )
 
 
 def definitions(columns: Iterable[Column]) -> Iterator[tuple[str, str, str]]:
@@ -125,6 +140,7 @@ SPEED = (
         keep=7,
         main=True,
     ),
+    Column("speed", "speedup_bias", "speedup's bias", partial(words.percent, digits=1, signed=True)),
     Column("speed", "geomean_speedup", "geometric mean", words.times),
     Column("speed", "spec_bench_speedup", "Spec-Bench's formula", words.times),
 )
@@ -140,8 +156,17 @@ ROUNDS = (
         keep=8,
         main=True,
     ),
-    Column("rounds", "tau_drafted", "τ of rounds with a draft (bonus included)"),
+    Column(
+        "rounds",
+        "tau_drafted",
+        "τ of rounds with a draft (bonus included)",
+        note="Where every round has a draft it is τ.",
+        heading="τ of\nrounds\nwith a\ndraft",
+        keep=5,
+        beside="tau",
+    ),
     Column("rounds", "alpha", "α (accepted/round, bonus excluded)"),
+    Column("rounds", "counts_source", "counted by", None, words.counts),
     Column(
         "rounds",
         "acceptance_rate",
@@ -188,8 +213,20 @@ LATENCY = (
         keep=4,
         main=True,
     ),
+    Column(
+        "latency",
+        "requests_per_s",
+        "requests/s, of those offered",
+        None,
+        words.requests,
+        heading="requests/s\nof those\noffered",
+        keep=5,
+        main=True,
+    ),
+    Column("latency", "queue_growth", "queue growth"),
     Column("latency", "ttft_s", "TTFT", words.seconds, main=True),
     *_percentiles("latency", "ttft", "TTFT"),
+    Column("latency", "latency_s", "latency of a request", words.seconds),
     Column("latency", "tpot_s", "TPOT", words.seconds),
     *_percentiles("latency", "itl_s", "ITL"),
 )
@@ -205,7 +242,9 @@ MEMORY = (
         main=True,
     ),
     Column("memory", "weights_bytes", "weights", words.size, heading="weights", keep=3, main=True),
+    Column("memory", "draft_weights_bytes", "of these the drafter's", words.size),
     Column("memory", "kv_bytes", "KV", words.size),
+    Column("memory", "graph_bytes", "graphs", words.size),
     Column("memory", "peak_bytes", "peak", words.size),
     Column("memory", "joules_per_token", "J/token"),
 )
@@ -222,6 +261,7 @@ OUTPUT = (
         keep=6,
         main=True,
     ),
+    Column("output", "compared_by", "compared by", None, words.compared_by),
     Column("output", "state", "state", None, words.state, heading="state", keep=1, main=True),
     Column("output", "near_ties", "near-ties", _whole),
     Column("output", "first_difference_median", "first difference", _whole),
@@ -233,4 +273,4 @@ OUTPUT = (
 )
 
 COLUMNS = (*SPEED, *ROUNDS, *LIMITS, *TIME, *LATENCY, *MEMORY, *OUTPUT)
-MAIN = tuple(column for column in COLUMNS if column.main)
+BY_FIELD = {column.field: column for column in COLUMNS}

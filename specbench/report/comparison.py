@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.analysis.compare import AMBIGUOUS, IMPROVED, NO_CHANGE, REGRESSED, VERDICTS
+from specbench.analysis.setting import in_words
 from specbench.analysis.summary import OVERALL
 from specbench.report import words
 from specbench.report.base import Row
@@ -65,13 +66,8 @@ def label(row: Row) -> str:
 
 
 def method(row: Row) -> str:
-    """The method, with its batch size and concurrency where they are not 1."""
-    parts = [row["method"]]
-    if row["batch_size"] > 1:
-        parts.append(f"batch {row['batch_size']}")
-    if (row["concurrency"] or 1) > 1:
-        parts.append(f"concurrency {row['concurrency']}")
-    return ", ".join(parts)
+    """The method, with its setting where that is not one request at a time."""
+    return ", ".join([row["method"], *in_words(row)])
 
 
 def value(row: Row, side: str) -> str:

@@ -24,11 +24,18 @@ UNSEEN = re.compile(
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     """Columns are the row's fields; {low, point, high} become three columns, lists one cell joined by spaces.
 
-    Unknown is an empty cell. A text that a spreadsheet would take for a formula gets a quote in front. Target
-    and machine of the row's run follow at the end.
+    Unknown is an empty cell. A text that a spreadsheet would take for a formula gets a quote in front. Target,
+    machine and engine of the row's run follow at the end, with the number of the table of engines in which it
+    stands (`engine_table`).
     """
     runs_by_name = {run["name"]: run for run in summary["runs"]}
-    return lines(dict(_flat(row, runs_by_name.get(row["run"], {}))) for row in summary["rows"])
+    engine_table = {
+        run: number for number, group in enumerate(summary.get("engines", ()), 1) for run in group["runs"]
+    }
+    return lines(
+        dict(_flat(row, runs_by_name.get(row["run"], {}))) | {"engine_table": engine_table.get(row["run"])}
+        for row in summary["rows"]
+    )
 
 
 def lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -51,6 +58,8 @@ def _flat(row: Row, run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
     for name in ("target", "random_weights", "machine"):
         yield name, run.get(name)
+    for name in ("name", "version"):
+        yield f"engine_{name}".removesuffix("_name"), (run.get("engine") or {}).get(name)
 
 
 def cell(value: Any) -> str:

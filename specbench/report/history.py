@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specbench.analysis.setting import AXES
 from specbench.report import words
 from specbench.report.comparison import method
 from specbench.report.csv import cell
@@ -101,7 +102,7 @@ def csv(history: History) -> str:
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     group_fields = ("target", "dtype", "workload")
-    series_fields = ("method", "batch_size", "concurrency")
+    series_fields = ("method", *AXES)
     point_fields = ("run", "start", "commit", "dirty", "machine", "prompts", "low", "point", "high")
     writer.writerow(["metric", "group", *group_fields, *series_fields, *point_fields])
     for number, group in enumerate(history["groups"], start=1):

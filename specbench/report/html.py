@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.analysis.definitions import DEFINITIONS
-from specbench.report import figures, provenance, tables, words
+from specbench.analysis.setting import in_words
+from specbench.report import break_even, engines, figures, provenance, tables, words
 from specbench.report.base import Format, Row, Summary
 from specbench.report.columns import COLUMNS, GROUPS, definitions, known
 from specbench.report.figures import Scene, style
@@ -37,7 +38,8 @@ MANIFEST = 60_000  # of them for each run's manifest
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     """The page."""
     scenes = list(figures.scenes(summary, runs)) if runs else []
-    sections = [_section(section) for section in words.sections(summary)]
+    several = len(summary["runs"]) > 1
+    sections = [_section(section, several) for section in words.sections(summary)]
     for section, drawn in zip(sections, _drawn(scenes), strict=False):
         section["figures"] = drawn
     manifests = [run.manifest for run in runs] or [None] * len(summary["runs"])
@@ -45,7 +47,16 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
         "name": ", ".join(run["name"] for run in summary["runs"]),
         "targets": list(dict.fromkeys(run.get("target") or "unknown target" for run in summary["runs"])),
         "sections": sections,
-        "break_even": [f"{words.break_even(entry)}." for entry in summary.get("break_even", ())],
+        "engines": [
+            {
+                "title": found.title,
+                "table": tables.engines(found),
+                "notes": found.notes,
+                "figures": _of_engines(found, number),
+            }
+            for number, found in enumerate(engines.tables(summary), 1)
+        ],
+        "break_even": list(break_even.sentences(summary)),
         "warnings": _warnings(summary["warnings"]),
         "runs": [_run(run, manifest) for run, manifest in zip(summary["runs"], manifests, strict=True)],
         "definitions": list(_definitions(summary["rows"])),
@@ -98,10 +109,14 @@ def _preformatted(text: str) -> Any:
 # -- sections --------------------------------------------------------------------------------------------------
 
 
-def _section(section: Section) -> dict[str, Any]:
+def _section(section: Section, several: bool) -> dict[str, Any]:
     swatches = _swatches(section)
+    name = section.run["name"]
     return {
-        "name": section.run["name"],
+        "name": name,
+        "short": ", ".join(
+            [name, *in_words(section.load.fields())] if several else section.setting or [name]
+        ),
         "title": section.title,
         "setting": section.setting,
         "facts": list(_section_facts(section)),
@@ -127,10 +142,13 @@ def _section_facts(section: Section) -> Iterator[tuple[str, str]]:
     base = next((row for row in section.overall if row["method"] == words.BASELINE), None)
     details = section.run.get("target_details") or {}
     prompts = max((row["prompts"] for row in section.overall), default=0)
+    engine = section.run.get("engine") or {}
+    yield "engine", " ".join(str(engine[key]) for key in ("name", "version") if engine.get(key)) or words.NONE
     yield "machine", section.run.get("machine") or words.NONE
     yield (
         "weights",
-        ", ".join(str(v) for k in ("dtype", "quantization") if (v := details.get(k))) or words.NONE,
+        ", ".join(dict.fromkeys(str(v) for k in ("dtype", "quantization") if (v := details.get(k))))
+        or words.NONE,
     )
     yield "measured", f"{prompts} prompts, {section.where}"
     if base is not None:
@@ -193,26 +211,33 @@ def _at(value: float | None, scale: tuple[float, float]) -> str | None:
 
 def _drawn(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
     """The figures of each scene, until they take all the room there is for figures."""
-    from markupsafe import Markup
-
     left = FIGURES
     for number, scene in enumerate(scenes, 1):
         found = []
         with style.styled():
             for drawn in figures.draw(scene) if left > 0 else ():
-                drawing, name = drawn.drawing, f"s{number}-{drawn.drawing.name}"
-                svg = style.inline_svg(drawn.figure, name, drawing.title, drawn.said)
-                left -= len(svg)
-                found.append(
-                    {
-                        "name": name,
-                        "title": drawing.title,
-                        "caption": drawing.caption,
-                        "said": drawn.said,
-                        "svg": Markup(svg),  # noqa: S704 - from ElementTree, which escapes
-                    }
-                )
+                found.append(_figure(drawn, f"s{number}"))
+                left -= len(found[-1]["svg"])
         yield found
+
+
+def _of_engines(table: engines.EngineTable, number: int) -> list[dict[str, Any]]:
+    with style.styled():
+        return [_figure(drawn, f"e{number}") for drawn in figures.draw_engines(table)]
+
+
+def _figure(drawn: figures.Drawn, part: str) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    drawing, name = drawn.drawing, f"{part}-{drawn.drawing.name}"
+    svg = style.inline_svg(drawn.figure, name, drawing.title, drawn.said)
+    return {
+        "name": name,
+        "title": drawing.title,
+        "caption": drawing.caption,
+        "said": drawn.said,
+        "svg": Markup(svg),  # noqa: S704 - from ElementTree, which escapes
+    }
 
 
 # -- where it comes from -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from specbench.analysis.setting import in_words
 from specbench.report import words
 from specbench.report.base import Format, Row, Summary
 from specbench.report.markdown import escape
@@ -27,7 +28,7 @@ NO_RIVAL = ("oracle",)  # knows the answer: an upper bound, not a method
 
 NOTES = (
     "Speedup end to end over the vanilla of the same run, a ratio of sums, with a 95% interval over questions",
-    "τ counts tokens per round, the target's own bonus token included",
+    "τ counts tokens per round over all rounds, the target's own bonus token included",
     "Bold: the whole interval is above every other method's, and above 1, rests on at least "
     f"{RANKED_QUESTIONS} questions and is no wider than ±{RANKED_WIDTH:.0%}; oracle, which knows the answer, does "
     "not compete",
@@ -37,7 +38,7 @@ Line = tuple[str, dict[str, Row]]  # a method's label, and its rows by task
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
-    """One Markdown document; a section a target, machine, batch size, concurrency and setting."""
+    """One Markdown document; a section a target, machine, load and setting."""
     parts = ["# Leaderboard"]
     for title, rows in _sections(summary).items():
         parts += [f"## {escape(title[0])}", escape(title[1]), _table(rows)]
@@ -62,11 +63,7 @@ def _title(run: dict[str, Any], row: Row) -> tuple[str, str]:
     target = [run.get("target") or "unknown target", *(details[k] for k in IDENTITY if details.get(k))]
     if run.get("random_weights"):
         target.append("RANDOM WEIGHTS, timing only")
-    setting = [run.get("machine") or "unknown machine"]
-    if (row["batch_size"] or 1) > 1:
-        setting.append(f"batch size {row['batch_size']}")
-    if (row["concurrency"] or 1) > 1:
-        setting.append(f"concurrency {row['concurrency']}")
+    setting = [run.get("machine") or "unknown machine", *in_words(row)]
     known = ((name.replace("_", " "), config.get(name), default) for name, default in SETTINGS.items())
     setting += [f"{name} {value}" for name, value, default in known if value is not None and value != default]
     return ", ".join(map(str, target)), ", ".join(map(str, setting))
@@ -83,7 +80,7 @@ def _table(rows: Sequence[Row]) -> str:
         overall = by_task.get(OVERALL)
         facts = [words.NONE] * 3
         if overall is not None:
-            facts = [words.interval(overall["tau"]), words.output(overall), str(overall["prompts"])]
+            facts = [words.tau(overall), words.output(overall), str(overall["prompts"])]
         found.append(_joined([escape(label), *cells, *map(escape, facts)]))
     return "\n".join(found)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specbench.report import provenance, words
+from specbench.report import break_even, engines, provenance, words
 from specbench.report.base import Format, Row, Summary
-from specbench.report.columns import COLUMNS, GROUPS, MAIN, Column, definitions, known
+from specbench.report.columns import COLUMNS, GROUPS, Column, chief, definitions, known
 from specbench.report.plain import plain
 from specbench.report.words import Section
 
@@ -26,6 +26,8 @@ LINKED = re.compile(
 )
 APART = "&#8203;"
 
+Place = tuple[str, str | None]  # a task, and a category of it
+
 
 def escape(text: Any) -> str:
     """Text that stays text in Markdown: one line, no markup, no HTML, no cell of its own."""
@@ -39,9 +41,10 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     names = ", ".join(escape(run["name"]) for run in summary["runs"])
     sections = list(words.sections(summary))
     parts = [f"# Speculative decoding: {names}", "\n".join(_verdicts(sections)) or "Nothing was measured."]
-    if summary.get("break_even"):
-        said = (f"{words.break_even(entry, escape)}." for entry in summary["break_even"])
+    if said := list(break_even.sentences(summary, escape)):
         parts += ["## Break-even", "\n".join(f"- {text}" for text in said)]
+    for engine_table in engines.tables(summary):
+        parts += _engines(engine_table)
     several = len(sections) > 1
     for section in sections:
         parts += _tables(section, several)
@@ -65,13 +68,20 @@ def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
             yield " ".join([f"- {verdict}{where}.", *(words.sentence(text) for text in more if text)])
 
 
+def _engines(found: engines.EngineTable) -> Iterator[str]:
+    yield f"## {escape(found.title)}"
+    lines = ([*names, *(column.cell(row) for column in found.columns)] for names, row in found.lines)
+    heads = [*found.heads, *(column.title for column in found.columns)]
+    yield table(heads, lines, texts=len(found.heads))
+    yield "\n".join(f"- {words.sentence(escape(note))}" for note in found.notes)
+
+
 def _tables(section: Section, several: bool) -> Iterator[str]:
     name = f"{escape(section.run['name'])}: " if several else ""
     yield f"## {name}{escape(section.title)}"
     yield f"### Overall ({escape(section.where)})"
-    yield _numbers(section.overall, MAIN, places=False)
-    if len(section.places) > 1:
-        yield from _by_task(section)
+    yield _numbers(section.overall, chief(section.overall), places=False)
+    yield from _by_place(section)
     positions = list(_positions(section.overall))
     if positions:
         deepest = max(len(cells) for cells in positions) - 1
@@ -97,36 +107,48 @@ def _numbers(rows: Sequence[Row], columns: Iterable[Column], places: bool) -> st
     return table(heads, lines, texts=2 if places else 1)
 
 
-def _by_task(section: Section) -> Iterator[str]:
-    """The speedups as a matrix, then everything, folded away where HTML is rendered."""
-    rows = {(row["task"], row["category"], row["method"]): row for row in section.parts}
-    yield "### Speedup by task (end to end)"
-    yield table(
-        ["task", *section.methods],
+def _by_place(section: Section) -> Iterator[str]:
+    """The tasks; then their categories, which may be many, folded away where HTML is rendered."""
+    tasks = [place for place in section.places if place[1] is None]
+    categories = [place for place in section.places if place[1] is not None]
+    if len(tasks) > 1:
+        yield "### Speedup by task (end to end)"
+        yield _speedups(section, tasks)
+        yield from _folded("More numbers by task", [_numbers_at(section, tasks)])
+    if categories:
+        parts = ["Speedup, end to end:", _speedups(section, categories), _numbers_at(section, categories)]
+        yield from _folded("By category", parts)
+
+
+def _speedups(section: Section, places: Sequence[Place]) -> str:
+    """A line a place, a column a method."""
+    rows = _by_method(section)
+    lines = (
         [
-            [
-                words.place(*place),
-                *(
-                    words.speedup(row) if (row := rows.get((*place, m))) else words.NONE
-                    for m in section.methods
-                ),
-            ]
-            for place in section.places
-        ],
+            words.place(*place),
+            *(words.speedup(row) if (row := rows.get((*place, m))) else words.NONE for m in section.methods),
+        ]
+        for place in places
     )
-    ordered = [rows[(*place, m)] for place in section.places for m in _all(section) if (*place, m) in rows]
-    yield from _folded("More numbers by task", [_numbers(ordered, MAIN, places=True)])
+    return table(["task", *section.methods], lines)
 
 
-def _all(section: Section) -> list[str]:
-    return [row["method"] for row in section.overall]
+def _numbers_at(section: Section, places: Sequence[Place]) -> str:
+    rows, methods = _by_method(section), [row["method"] for row in section.overall]
+    ordered = [row for place in places for m in methods if (row := rows.get((*place, m)))]
+    return _numbers(ordered, chief(section.overall), places=True)
+
+
+def _by_method(section: Section) -> dict[tuple[str, str | None, str], Row]:
+    return {(row["task"], row["category"], row["method"]): row for row in section.parts}
 
 
 def _more(section: Section) -> Iterator[str]:
     """What the first table has no room for, by what it is about."""
     tables = []
+    shown = chief(section.overall)
     for group, title in GROUPS.items():
-        columns = known([c for c in COLUMNS if c.group == group and not c.main], section.overall)
+        columns = known([c for c in COLUMNS if c.group == group and c not in shown], section.overall)
         if columns:
             tables.append(f"**{title}**\n\n{_numbers(section.overall, columns, places=False)}")
     yield from _folded(f"More numbers overall ({escape(section.where)})", tables)

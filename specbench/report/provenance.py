@@ -19,6 +19,7 @@ PLACE = {
 def facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(what, value) of a `runs[]` entry: target, drafters, machine, versions, config; unknown ones left out."""
     found = {"target": run.get("target"), **(run.get("target_details") or {})}
+    found |= {f"engine {key}": value for key, value in _flat(run.get("engine"))}
     found |= {f"drafter of {method}": name for method, name in (run.get("drafters") or {}).items()}
     found |= {key: run.get(key) for key in ("machine", "start", "end", "seed")}
     found |= {f"git {key}": value for key, value in _flat(run.get("git"))}

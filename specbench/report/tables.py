@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 from specbench.report import words
 from specbench.report.base import Row
-from specbench.report.columns import COLUMNS, GROUPS, MAIN, Column, known
+from specbench.report.columns import COLUMNS, GROUPS, Column, chief, known
+from specbench.report.engines import EngineTable
 from specbench.report.words import Section
 
 METHOD = ("method", "a way to generate; vanilla decodes one token a round")
 PROMPTS = ("prompts", "questions that count")
 TASK = ("task", "a kind of work; a category of it stands behind a slash")
+ENGINE = {
+    "engine": "what generated, and its version; specbench/native is specbench's own loop",
+    "run": "the run's name",
+    "load": "how many were decoded or in flight at once, or requests sent a second",
+    "method": METHOD[1],
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Table:
 def overall(section: Section) -> Table:
     """The overall rows in the columns that matter most."""
     rows = section.overall
-    columns = known(MAIN, rows)
+    columns = chief(rows)
     lines = [
         [_text(row["method"]), (str(row["prompts"]), ""), *(_cell(column, row) for column in columns)]
         for row in rows
@@ -89,6 +96,15 @@ def matrix(section: Section) -> Table:
     folded = frozenset(number for number, (_, category) in enumerate(section.places) if category is not None)
     heads = [TASK, *((method, "speedup over vanilla, end to end") for method in section.methods)]
     return Table("Speedup by task, end to end", heads, lines, folded=folded)
+
+
+def engines(table: EngineTable) -> Table:
+    """Engines by methods."""
+    heads = [*((head, ENGINE[head]) for head in table.heads), *((c.title, c.meaning) for c in table.columns)]
+    lines = [
+        [*map(_text, names), *(_cell(column, row) for column in table.columns)] for names, row in table.lines
+    ]
+    return Table(table.title, heads, lines, len(table.heads))
 
 
 def _text(text: str) -> tuple[str, str]:

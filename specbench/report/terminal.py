@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specbench.report import words
+from specbench.report import break_even, engines, words
 from specbench.report.base import Row, Summary
-from specbench.report.columns import COLUMNS, Column
+from specbench.report.columns import COLUMNS, Column, differs
 from specbench.report.plain import plain
 from specbench.report.words import Section
 
@@ -36,36 +36,66 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
         yield Text("")
         if len(section.places) > 1:
             yield from _by_task(section, width)
+    yield from side_by_side(summary, width)
+    for said in break_even.sentences(summary):
+        yield Text(plain(said))
+        yield Text("")
     if not summary["rows"]:
         yield Text("nothing was measured")
     yield from _notes(summary)
 
 
+def side_by_side(summary: Summary, width: int) -> Iterator[RenderableType]:
+    """The tables of engines alone, each with its notes; nothing where no runs stand in one."""
+    for found in engines.tables(summary):
+        yield Text(plain(found.title), style="bold")
+        yield Text("")
+        yield _numbers(found.heads, found.lines, found.columns, width)
+        yield Text("")
+        yield from (Text(plain(words.sentence(note)), style="dim") for note in found.notes)
+        yield Text("")
+
+
 def _overall(section: Section, width: int) -> Table:
-    where, rows = plain(section.where), section.overall
-    names = [plain(row["method"]) for row in rows]
-    name_width = min(max(NAME_WIDTH, width // 4), max(map(cell_len, [where, *names])))
-    shown = _fitting(rows, width - name_width)
+    lines = [([row["method"]], row) for row in section.overall]
+    return _numbers([section.where], lines, COLUMNS, width)
+
+
+def _numbers(
+    heads: Sequence[str], lines: Sequence[tuple[list[str], Row]], columns: Sequence[Column], width: int
+) -> Table:
+    """A line a row: its names, then as many of the columns as fit."""
+    most = max(NAME_WIDTH, width // 4) if len(heads) == 1 else NAME_WIDTH
+    names = [[plain(name) for name in line] for line, _ in lines]
+    widths = [
+        min(most, max(map(cell_len, [plain(head), *column])))
+        for head, *column in zip(heads, *names, strict=True)
+    ]
+    rows = [row for _, row in lines]
+    shown = _fitting(rows, columns, width - sum(widths) - GAP * (len(widths) - 1))
     table = _table()
-    table.add_column(Text(where), max_width=name_width, overflow="fold")
+    for head, name_width in zip(heads, widths, strict=True):
+        table.add_column(Text(plain(head)), max_width=name_width, overflow="fold")
     for column in shown:
         table.add_column(Text(column.heading, justify="right"), justify="right", no_wrap=True)
-    for name, row in zip(names, rows, strict=True):
+    for line, row in zip(names, rows, strict=True):
         cells = (Text(column.terse(row), style=_colour(row) if column.keep == 9 else "") for column in shown)
-        table.add_row(Text(name), *cells)
+        table.add_row(*map(Text, line), *cells)
     return table
 
 
-def _fitting(rows: list[Row], width: int) -> list[Column]:
+def _fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit, the least important dropped first; columns with nothing known are not shown."""
     widths = {}
-    for column in COLUMNS:
+    for column in columns:
         cells = [column.terse(row) for row in rows]
+        if column.beside and not differs(column, rows):
+            continue
         if column.keep and (column.keep >= 6 or any(cell != words.NONE for cell in cells)):
             widths[column] = GAP + max(cell_len(line) for line in [*column.heading.split("\n"), *cells])
     while sum(widths.values()) > width and len(widths) > 1:
         del widths[min(widths, key=lambda column: column.keep)]
-    return [column for column in COLUMNS if column in widths]
+    return [column for column in columns if column in widths]
 
 
 def _by_task(section: Section, width: int) -> Iterator[RenderableType]:

@@ -15,14 +15,24 @@ if TYPE_CHECKING:
     from specbench.store import Trial
 
 PLAIN = (
-    *("task", "question", "category", "turn", "method", "batch_size", "concurrency", "repeat"),
+    *(
+        "task",
+        "question",
+        "category",
+        "turn",
+        "method",
+        "batch_size",
+        "concurrency",
+        "request_rate",
+        "repeat",
+    ),
     *("block", "batch", "order", "attempt", "state", "lossless", "finish", "error", "excluded", "contended"),
     *("prompt_tokens", "output_tokens", "batch_s", "prefill_s", "decode_s", "total_s", "cpu_s", "load"),
 )
 PARTS = {
     "spans": ("draft", "verify", "accept", "other"),
     "agreement": ("same", "first_difference", "logit_gap"),
-    "memory": ("weights_bytes", "kv_bytes", "peak_bytes"),
+    "memory": ("weights_bytes", "draft_weights_bytes", "kv_bytes", "graph_bytes", "peak_bytes"),
     "nvml": ("joules", "power_w", "sm_mhz_mean", "sm_mhz_min", "temperature_c", "throttle_reasons"),
 }
 
@@ -36,7 +46,7 @@ def ordered(summary: Summary, runs: Sequence[Any]) -> Iterator[tuple[str, Trial]
 
 def _position(trial: Trial) -> tuple[Any, ...]:
     t = trial
-    return (t.block, t.attempt, t.order, t.batch_size, t.concurrency or 0, *t.key)
+    return (t.block, t.attempt, t.order, t.batch_size, t.concurrency or 0, t.request_rate or 0.0, *t.key)
 
 
 def record(run: str, trial: Trial) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from specbench.analysis.extract import OURS
+from specbench.analysis.setting import Setting, in_words, setting_of
 from specbench.report.base import Row, Summary
 from specbench.thresholds import MIN_CLUSTERS, RANKED_QUESTIONS, RANKED_WIDTH
 
@@ -16,11 +18,10 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class Section:
-    """The rows of one run at one batch size and concurrency."""
+    """The rows of one run at one setting."""
 
     run: dict[str, Any]
-    batch_size: int
-    concurrency: int | None
+    load: Setting
     rows: list[Row]
 
     @property
@@ -62,25 +63,25 @@ class Section:
     def setting(self) -> list[str]:
         """What else, beside the target, must stand over every table."""
         words = []
+        engine = self.run.get("engine") or {}
+        if engine.get("attached") is not None and engine["name"] != OURS:  # None: imported
+            words.append(f"served by {engine['name']}")
         if self.run.get("random_weights"):
             words.append("RANDOM WEIGHTS, timing only")
-        if self.batch_size > 1:
-            words.append(f"batch size {self.batch_size}")
-        if (self.concurrency or 1) > 1:
-            words.append(f"concurrency {self.concurrency}")
+        words += in_words(self.load.fields())
         if any(row["state"] not in (None, "cold") for row in self.rows):
             words.append("some state kept between prompts (warm)")
         return words
 
 
 def sections(summary: Summary) -> Iterator[Section]:
-    """The summary's rows by run, batch size and concurrency, in their order."""
+    """The summary's rows by run and setting, in their order."""
     runs = {run["name"]: run for run in summary["runs"]}
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[str, Setting], list[Row]] = {}
     for row in summary["rows"]:
-        groups.setdefault((row["run"], row["batch_size"], row["concurrency"]), []).append(row)
-    for (run, batch_size, concurrency), rows in groups.items():
-        yield Section(runs.get(run, {"name": run}), batch_size or 1, concurrency, rows)
+        groups.setdefault((row["run"], setting_of(row)), []).append(row)
+    for (run, setting), rows in groups.items():
+        yield Section(runs.get(run, {"name": run}), setting, rows)
 
 
 def place(task: str, category: str | None) -> str:
@@ -159,9 +160,48 @@ def output(row: Row) -> str:
     if row["method"] == BASELINE:
         return NONE
     if not row["compared"]:
-        return {True: "lossless", False: "lossy", None: NONE}[row["lossless"]]
+        return promise(row)
     lossy = "lossy " if row["lossless"] is False else ""
     return f"{lossy}{row['identical']}/{row['compared']}"
+
+
+def tau(row: Row) -> str:
+    """τ over all rounds with its interval, and over those that had a draft where that is another number."""
+    all_rounds, drafted = row["tau"]["point"], row["tau_drafted"]
+    if all_rounds is None or drafted is None or number(all_rounds) == number(drafted):
+        return interval(row["tau"])
+    return f"{interval(row['tau'])} ({number(drafted)} where there was a draft)"
+
+
+def promise(row: Row) -> str:
+    """Whether the method promises the target's own output, which vanilla is."""
+    if row["method"] == BASELINE:
+        return NONE
+    return {True: "lossless", False: "lossy", None: NONE}[row["lossless"]]
+
+
+def compared_by(row: Row) -> str:
+    """How the outputs were compared: `ids (texts 3/4)`, with the texts' own count beside them, or `text`."""
+    if not row["compared"]:
+        return NONE
+    texts = f"{row['identical_text']}/{row['compared_text']}"
+    if row["compared_by"] == "ids" and row["compared_text"]:
+        return f"ids (texts {texts})"
+    return str(row["compared_by"])
+
+
+def counts(row: Row) -> str:
+    """Who counted accepted and drafted tokens: `response, by request`, `metrics-delta, by server`, `none`."""
+    source, scope = row["counts_source"], row["counts_scope"]
+    if source is None:
+        return NONE
+    return str(source) if source == "none" else f"{source}, by {scope}"
+
+
+def requests(row: Row) -> str:
+    """`1.85 of 2`: requests answered a second, of those that came; nothing in a closed loop."""
+    rate = row["request_rate"]
+    return NONE if rate is None else f"{number(row['requests_per_s'])} of {rate:g}"
 
 
 def state(row: Row) -> str:
@@ -220,18 +260,6 @@ def experts(row: Row, section: Section) -> str | None:
     return said
 
 
-def break_even(entry: dict[str, Any], escape: Callable[[str], str] = str) -> str:
-    """One sentence of the summary's `break_even[]`: at how much load a method still pays."""
-    axis = entry["axis"].replace("_", " ")
-    first = next(iter(entry["of"].values()))
-    over = ", ".join(f"{value}: {times(speed)}" for value, speed in entry["of"].items())
-    if entry["value"] is None:
-        where = f"at {'every' if first > 1 else 'no'} {axis} measured"
-    else:
-        where = f"{'up to' if first > 1 else 'from'} a {axis} of about {entry['value']:.3g}"
-    return f"{escape(entry['method'])} pays {where} ({over})"
-
-
 def effect(row: Row) -> str:
     """`faster`, `slower`, `no clear difference`, or `unknown`: what the interval allows to say."""
     low, high = row["speedup"]["low"], row["speedup"]["high"]
@@ -244,19 +272,20 @@ def effect(row: Row) -> str:
 
 def _effect(row: Row, method: str, target: str) -> str:
     estimate = row["speedup"]
+    how = "per request" if row["request_rate"] else "end to end"
     point, low, high = estimate["point"], estimate["low"], estimate["high"]
     if point is None:
         return f"{method} has no speedup on {target}: no block was measured by both it and vanilla,"
     if low is None or high is None:
-        return f"{method} reads {times(point)} end to end on {target}, from too few questions to say more,"
+        return f"{method} reads {times(point)} {how} on {target}, from too few questions to say more,"
     known = bracket(estimate)
     if row["method"] == AGAIN:
         return f"vanilla measured again reads {times(point)}{known} (the truth is 1.00x) on {target}"
     if effect(row) == "no clear difference":
-        return f"{method} makes no clear difference to {target}: {times(point)} end to end{known}"
+        return f"{method} makes no clear difference to {target}: {times(point)} {how}{known}"
     if effect(row) == "slower":
-        return f"{method} makes {target} slower: {times(point)} end to end{known}"
-    return f"{method} makes {target} {times(point)} faster end to end{known}"
+        return f"{method} makes {target} slower: {times(point)} {how}{known}"
+    return f"{method} makes {target} {times(point)} faster {how}{known}"
 
 
 def _output_words(row: Row) -> list[str]:

@@ -1,7 +1,8 @@
 """One streaming HTTP client for all engines.
 
-While a stream runs nothing is parsed: what arrives is kept with the moment it came, so that the client's own work
-does not show in the times, at many streams least of all. Events are read out of it afterwards (`events`).
+While a stream runs nothing is parsed: what arrives is kept with the moment it came (`serving.wire`), so that the
+client's own work does not show in the times, at many streams least of all. Events are read out of it afterwards
+(`events`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import httpx2 as httpx  # the maintained httpx; huggingface_hub brings it too
+import httpcore2 as httpcore
+import httpx2 as httpx
 
 from specbench.engines.record import Event
 from specbench.errors import first_line
+from specbench.serving.wire import DatedStream, DatedTransport
 
 KEY_VARIABLES = ("SPECBENCH_API_KEY", "OPENAI_API_KEY")  # read from the environment only, and never written
 BUSY = (429, 502, 503, 504)  # worth another try, as long as no token came
 RETRIES = 3
 RETRY_PAUSE_S = 0.5  # before the first retry; doubles
 SHOWN = 300  # characters of an error's body
+FAULTS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpx.HTTPError, OSError)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Timeouts:
 
 @dataclass
 class Exchange:
-    """One streamed request as it went: when it was sent, what came and when (`perf_counter` seconds).
+    """One streamed request as it went: when its first byte left, what came and when (`perf_counter` seconds).
 
     `error` says in one line why it failed, after however many chunks. `retries` counts attempts before this one;
     `sent_at` is this one's.
@@ -72,7 +76,7 @@ class Client:
                 **({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             },
             timeout=httpx.Timeout(timeouts.idle_s, connect=timeouts.connect_s, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None),
+            transport=DatedTransport(),
             trust_env=False,  # no proxy between us and what we time, and no key out of a netrc
         )
 
@@ -81,19 +85,20 @@ class Client:
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body; status 0 where nothing answers."""
-        try:
-            answer = await self._http.get(path, timeout=self._timeouts.connect_s)
-        except (httpx.HTTPError, OSError):
-            return 0, ""
-        return answer.status_code, answer.text
+        return await self._whole("GET", path, timeout=self._timeouts.connect_s)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
         """Status and body of a request that is not streamed; status 0 where nothing answers."""
-        try:
-            answer = await self._http.post(path, json=body)
-        except (httpx.HTTPError, OSError):
-            return 0, ""
-        return answer.status_code, answer.text
+        return await self._whole("POST", path, json=body)
+
+    async def _whole(self, method: str, path: str, **more: Any) -> tuple[int, str]:
+        for _ in range(2):  # the server may just have closed a connection that was idle
+            try:
+                answer = await self._http.request(method, path, **more)
+            except FAULTS:
+                continue
+            return answer.status_code, answer.text
+        return 0, ""
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> Exchange:
         """Send a request and take its stream to the end. Failures are the exchange's `error`, never raised.
@@ -106,7 +111,10 @@ class Client:
             exchange.retries = retry
             if not exchange.again or retry == RETRIES:
                 break
-            await asyncio.sleep(RETRY_PAUSE_S * 2**retry)
+            kept_too_long = (
+                exchange.broke and retry == 0
+            )  # the server may just have closed an idle connection
+            await asyncio.sleep(0 if kept_too_long else RETRY_PAUSE_S * 2**retry)
         return exchange
 
     async def _once(self, path: str, payload: bytes) -> Exchange:
@@ -116,17 +124,19 @@ class Client:
             async with asyncio.timeout(self._timeouts.request_s):
                 headers = {"Content-Type": "application/json"}
                 async with self._http.stream("POST", path, content=payload, headers=headers) as answer:
-                    exchange.status = answer.status_code
+                    stream = answer.extensions["network_stream"]
+                    assert isinstance(stream, DatedStream)
+                    exchange.status, exchange.sent_at = answer.status_code, stream.sent_at
                     if answer.status_code != 200:
                         exchange.error = f"HTTP {answer.status_code}: {_said(await answer.aread())}"
                         return exchange
                     async for data in answer.aiter_raw():
-                        keep((perf_counter(), data))
+                        keep((stream.arrived_at, data))
         except TimeoutError:
             exchange.error = f"no end after {self._timeouts.request_s:g} s"
-        except httpx.TimeoutException:
+        except httpcore.TimeoutException:
             exchange.error = f"nothing came for {self._timeouts.idle_s:g} s"
-        except (httpx.HTTPError, OSError) as error:
+        except FAULTS as error:
             kind = "the connection broke" if exchange.chunks else "no connection"
             exchange.error, exchange.broke = f"{kind}: {first_line(error)}", True
         return exchange
@@ -148,9 +158,9 @@ def events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[Event]:
         try:
             data = json.loads(text)
         except ValueError:
-            raise StreamError(f"an event is not JSON: {text[:SHOWN]!r}") from None
+            raise StreamError(f"an event is not JSON: {_shown(text)!r}") from None
         if not isinstance(data, dict):
-            raise StreamError(f"an event is no object: {text[:SHOWN]!r}")
+            raise StreamError(f"an event is no object: {_shown(text)!r}")
         if data.get("error"):
             raise StreamError(_said(text))
         yield Event(at, data)
@@ -179,7 +189,16 @@ def _said(body: bytes) -> str:
         text = str(found.get("message", found) if isinstance(found, dict) else found)
     except (ValueError, AttributeError):
         pass
-    return " ".join(text.split())[:SHOWN] or "no message"
+    return _shown(text.encode()) or "no message"
+
+
+def _shown(body: bytes) -> str:
+    """The beginning of what a server sent, as one line, without the keys that it may have sent back."""
+    text = " ".join(body.decode(errors="replace").split())
+    for name in KEY_VARIABLES:
+        if key := os.environ.get(name):
+            text = text.replace(key, f"({name})")
+    return text[:SHOWN]
 
 
 def api_key() -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specbench.engines.base import Engine, Launch, Setup
@@ -20,11 +20,15 @@ STARTS = 2  # of a server that dies while it serves
 
 @dataclass
 class Host:
-    """Something that answers: its client, the model's name as it knows it, and the server if it is ours."""
+    """Something that answers: its client, the model's name as it knows it, and the server if it is ours.
+
+    warmed: the loads (concurrency, request rate) that it has been warmed up for.
+    """
 
     client: Client
     model: str
     server: Server | None = None
+    warmed: set[Hashable] = field(default_factory=set)
 
     @property
     def alive(self) -> bool:
@@ -44,7 +48,6 @@ class Fleet:
         found: the engine as installed; None when attached.
         together: keep all running; else one at a time.
         on_line: takes the last line of a starting server's log.
-        warm_up: called with each host before it is used.
     """
 
     def __init__(
@@ -57,15 +60,15 @@ class Fleet:
         self._starts: dict[str, int] = {}
         self._failed: dict[str, SpecbenchError] = {}
 
-    async def host(self, label: str) -> tuple[Host, bool]:
-        """The host of a method, and whether it has just been started.
+    async def host(self, label: str) -> Host:
+        """The host of a method, started if it does not run.
 
         Raises:
             SpecbenchError: it cannot be started; asked again, the same without another try.
         """
         found = self._hosts.get(label)
         if found is not None and found.alive:
-            return found, False
+            return found
         if label in self._failed:
             raise self._failed[label]
         if found is not None:
@@ -83,7 +86,7 @@ class Fleet:
         except SpecbenchError as error:
             self._failed[label] = error
             raise
-        return self._hosts[label], True
+        return self._hosts[label]
 
     async def down(self, label: str) -> None:
         host = self._hosts.pop(label, None)

@@ -26,8 +26,11 @@ async def closed_loop(send: Send[T], count: int, concurrency: int) -> list[T]:
     return [answers[number] for number in range(count)]
 
 
-async def open_loop(send: Send[T], count: int, rate: float, seed: int) -> list[T]:
-    """Requests at the moments of a Poisson process of `rate` a second, however many are still unanswered."""
+async def open_loop(send: Send[T], count: int, rate: float, seed: str) -> list[T]:
+    """Requests at the moments of a Poisson process of `rate` a second, however many are still unanswered.
+
+    The same seed gives the same moments: those of a block are the same for all methods, and differ by block.
+    """
     draw = Random(seed)
     loop = asyncio.get_running_loop()
     begin, due = loop.time(), 0.0

@@ -109,6 +109,7 @@ def _folder(config: RunConfig, device: str, kernels: dict[str, Any], notify: Not
 
     from specbench.conversation import stop_ids
     from specbench.models.load import UNREADABLE, read_tokenizer
+    from specbench.models.packed import read
     from specbench.models.source import resolve
 
     source = resolve(config.target, revision=config.revision, notify=notify)
@@ -122,12 +123,13 @@ def _folder(config: RunConfig, device: str, kernels: dict[str, Any], notify: Not
     try:
         architecture = AutoConfig.from_pretrained(source.folder, trust_remote_code=config.trust_remote_code)
         context = getattr(architecture, "max_position_embeddings", None)
+        stored = read(architecture.to_dict())
     except UNREADABLE:  # the engine may know an architecture that our transformers does not
-        context = None
+        context = stored = None
     size = sum(file.stat().st_size for file in source.folder.glob("*.safetensors"))
     identity = ModelIdentity(
         name=source.name, ref=config.target, source=source.kind, hub_id=source.hub_id, revision=source.revision,
-        dtype=config.dtype, quantization=source.quantization, parameters=None, bytes=size,
+        dtype=config.dtype, quantization=stored.name if stored else None, parameters=None, bytes=size,
         files=source.files, verified=source.verified, notes=source.notes,
     )  # fmt: skip
     stop = stop_ids(generation, tokenizer)

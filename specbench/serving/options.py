@@ -7,15 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from specbench.build import VANILLA
 from specbench.config import RunConfig
 from specbench.engines import find_engine
 from specbench.engines.base import Engine
+from specbench.engines.terms import LOOPBACK
 from specbench.errors import SpecbenchError
 from specbench.spec import parse_spec
 
 CONTEXT = 4096  # tokens of prompt and answer a server makes room for, unless told otherwise
 OURS = ("binary", "context", "route")  # options of --engine that are no flags of its server
-SECRET = ("key", "token", "password", "secret")  # in a flag's name: its value would reach logs and manifests
+SECRET = (
+    "key",
+    "token",
+    "password",
+    "secret",
+)  # how the names of flags end whose values are not to be written
+ADDRESS = ("host", "hostname")
+HOSTS = (LOOPBACK, "0.0.0.0", "::")  # noqa: S104 - only where asked for; loopback is among these
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ def parse_engine(text: str) -> Options:
     spec = parse_spec(text)
     engine = find_engine(spec.name)
     flags = {key: value for key, value in spec.options.items() if key not in OURS}
-    refuse_secrets(flags)
+    refuse_flags(flags)
     context = spec.options.get("context")
     if context is not None and not context.isdecimal():
         raise SpecbenchError(
@@ -58,13 +67,27 @@ def parse_engine(text: str) -> Options:
     )
 
 
-def refuse_secrets(flags: Mapping[str, str]) -> None:
-    """Raise SpecbenchError for a flag that would carry a key."""
-    for name in flags:
-        if any(name.replace("-", "_").split("_")[-1] == word for word in SECRET):
+def refuse_flags(flags: Mapping[str, str]) -> None:
+    """Refuse passed-through flags that cannot be.
+
+    Raises:
+        SpecbenchError: a flag that would carry a key, or that would have the server listen where it is not found.
+    """
+    for name, value in flags.items():
+        if name.lower().endswith(SECRET):
             raise SpecbenchError(
                 f"--{name.replace('_', '-')} would write a secret into logs and manifests",
                 "put keys into the environment: SPECBENCH_API_KEY",
+            )
+        if name == "port":
+            raise SpecbenchError(
+                "the port of a server that specbench starts is its own choice",
+                "leave port= out; --url attaches to a server on a port of yours",
+            )
+        if name in ADDRESS and value not in HOSTS:
+            raise SpecbenchError(
+                f"a server that specbench starts must listen on loopback, and {name}={value} does not",
+                f"leave it out, or {name}=0.0.0.0 to have it listen everywhere",
             )
 
 
@@ -102,9 +125,10 @@ def _check(config: RunConfig, options: Options) -> None:
         raise SpecbenchError(
             "--batch-size is for specbench's own loop", "use --concurrency: engines batch themselves"
         )
-    if len(config.request_rates) > 1 or (config.request_rates and config.concurrency):
+    if config.quantize != "none":
         raise SpecbenchError(
-            "a run has one --request-rate and no --concurrency beside it", "make a run of each"
+            f"--quantize {config.quantize} is for specbench's own loop",
+            f"name a quantised checkpoint, or give {engine.name} its own flag: --engine {engine.name}:FLAG=value",
         )
     if config.target.startswith("random:"):
         raise SpecbenchError(f"{engine.name} cannot load {config.target}", "name a model with weights")
@@ -122,23 +146,30 @@ def _check(config: RunConfig, options: Options) -> None:
         _check_url(url)
     if config.url is None or engine.per_request:
         return
-    if config.methods and config.baseline_url is None:
+    speculating = [text for text in config.methods if parse_spec(text).name != VANILLA]
+    if speculating and config.baseline_url is None:
         raise SpecbenchError(
             f"{engine.name} cannot switch speculation per request, and there is no server for the baseline",
             "give it with --baseline-url, or leave --method out to measure the baseline alone",
         )
-    if len(config.methods) > 1:
+    if len(speculating) > 1:
         raise SpecbenchError("one server speculates in one way", "give one --method with --url")
 
 
 def _check_url(url: str | None) -> None:
+    """Refuse what is no address, or might hold a key: that must not even be said again."""
     if url is None:
         return
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    for sign, what in (("@", "a name or password"), ("?", "a query"), ("#", "a fragment")):
+        if sign in url:
+            raise SpecbenchError(
+                f"--url holds {what}, which would be written down",
+                "put a key into the environment: SPECBENCH_API_KEY",
+            )
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number or too large
+        good = False
+    if not good:
         raise SpecbenchError(f"--url {url} is no address of a server", "write e.g. http://127.0.0.1:8000")
-    if parts.username or parts.password:
-        raise SpecbenchError(
-            "--url holds a name or password, which would be written down",
-            "put a key into the environment: SPECBENCH_API_KEY",
-        )

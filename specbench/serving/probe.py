@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specbench import engines
-from specbench.engines.base import Command, Engine, Setup, flags_in
+from specbench.engines.base import Command, Engine, Setup, choices_of, flags_in
 from specbench.errors import SpecbenchError
 from specbench.serving.server import output_of
 
 
-class MissingFlag(SpecbenchError):
-    """A `flag` that the installed version does not have."""
+class Lacking(SpecbenchError):
+    """Something that the installed version does not have; `what` names it in a few words."""
 
-    def __init__(self, message: str, hint: str, flag: str) -> None:
+    def __init__(self, message: str, hint: str, what: str) -> None:
         super().__init__(message, hint)
-        self.flag = flag
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,13 @@ class Probe:
 
     words: what starts its program; None if it is missing.
     flags: those its help names; empty where it prints no help.
+    methods: those its help names, in its own words; empty where it does not say.
     """
 
     words: list[str] | None
     version: str | None = None
     flags: frozenset[str] = field(default_factory=frozenset)
+    methods: frozenset[str] = field(default_factory=frozenset)
     why: str | None = None
 
 
@@ -50,7 +51,8 @@ def probe(engine: Engine, binary: str | None = None) -> Probe:
     if code != 0 and not flags:
         last = help_text.strip().splitlines()[-1:] or ["it prints nothing"]
         return Probe(words, _version(engine, words), why=f"{engine.name} does not start: {last[0]}")
-    return Probe(words, _version(engine, words), flags)
+    methods = choices_of(engine.method_flag, help_text) if engine.method_flag else frozenset()
+    return Probe(words, _version(engine, words), flags, methods)
 
 
 def _version(engine: Engine, words: Sequence[str]) -> str | None:
@@ -63,21 +65,24 @@ def _version(engine: Engine, words: Sequence[str]) -> str | None:
 
 def _installed(distribution: str, words: Sequence[str]) -> str | None:
     """The version of a package where the program is: it may have an environment of its own."""
-    python = words[0] if "-m" in words else str(Path(words[0]).with_name("python"))
-    ask = f"from importlib.metadata import version; print(version({distribution!r}))"
-    code, text = output_of([python, "-c", ask])
+    code, text = _asked(words, f"from importlib.metadata import version; print(version({distribution!r}))")
     return text.strip() if code == 0 else None
 
 
-def survey() -> dict[str, dict[str, Any]]:
-    """What `doctor --engines` shows: each engine as found here, and what it can do.
+def _asked(words: Sequence[str], code: str) -> tuple[int | None, str]:
+    """What the program's own Python answers; status None where it has none beside it."""
+    return output_of([words[0] if "-m" in words else str(Path(words[0]).with_name("python")), "-c", code])
 
-    `lacking`: methods whose flags this version does not have.
+
+def survey(asked: Iterable[tuple[Engine, str | None]]) -> dict[str, dict[str, Any]]:
+    """What `doctor --engines` shows: each engine (its program given or looked for), and what it can do here.
+
+    `lacking`: methods that this version cannot do -> what it does not have for them.
     """
     found = {}
-    for name, engine in engines.engines().items():
-        here = probe(engine)
-        found[name] = {
+    for engine, binary in asked:
+        here = probe(engine, binary)
+        found[engine.name] = {
             "found": here.words is not None and here.why is None,
             "missing": here.why,
             "version": here.version,
@@ -95,9 +100,10 @@ def _lacking(engine: Engine, here: Probe) -> dict[str, str]:
         drafter = {native.draft: "draft"} if native.draft else {}
         setup = Setup(method, native, {**native.settings, **drafter})
         try:
+            check_method(engine, setup, here)
             check_flags(engine, Command(engine.flags(setup)), here)
-        except MissingFlag as error:
-            lacking[method] = error.flag
+        except Lacking as error:
+            lacking[method] = error.what
     return lacking
 
 
@@ -113,19 +119,44 @@ def require(engine: Engine, binary: str | None = None) -> Probe:
     return found
 
 
+def check_method(engine: Engine, setup: Setup, found: Probe) -> None:
+    """Catch a method that this version does not have, or whose package is missing, before anything is started.
+
+    Raises:
+        Lacking: naming the method and the engine's version, or the package.
+    """
+    native = setup.native
+    if native is None or found.words is None:
+        return
+    if found.methods and native.name not in found.methods:
+        raise Lacking(
+            f"{engine.name} {found.version or '(unknown version)'} has no method {native.name}",
+            "methods come and go: take a version that has it",
+            f"method {native.name}",
+        )
+    if native.package is not None:
+        code, _ = _asked(found.words, f"import importlib.metadata as m; m.version({native.package!r})")
+        if code:
+            raise Lacking(
+                f"{native.name} in {engine.name} needs the package {native.package}, which is not installed",
+                f"install it where {engine.name} is",
+                f"package {native.package}",
+            )
+
+
 def check_flags(engine: Engine, command: Command, found: Probe) -> None:
     """Catch a flag that this version does not have before anything is started.
 
     Raises:
-        MissingFlag: naming the flag and the engine's version.
+        Lacking: naming the flag and the engine's version.
     """
     if not found.flags:
         return
     for word in command.argv:
         flag = word.partition("=")[0]
         if flag.startswith("--") and len(flag) > 2 and flag not in found.flags:
-            raise MissingFlag(
+            raise Lacking(
                 f"{engine.name} {found.version or '(unknown version)'} has no flag {flag}",
                 "its flags change: take a version that has it, or leave the option out",
-                flag,
+                f"flag {flag}",
             )

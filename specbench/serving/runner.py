@@ -129,22 +129,32 @@ class EngineRunner(Runner):
         good = [i for i, reply in enumerate(replies) if reply is not None]
         whole = counted if len(good) == len(rows) else None  # a failed request is in the counters too
         records = self.engine.record([reply for reply in replies if reply is not None], whole, setup)
-        batch_s = _batch_s(exchanges, [replies[i] for i in good]) if good else None
+        first_sent = min(exchange.sent_at for exchange in exchanges)
+        batch_s = _last_token(replies) - first_sent if good else None
         nvml = self.instruments.sampler.window(begin, end)
         for i, record in zip(good, records, strict=True):
             reply = replies[i]
             assert reply is not None
             assert batch_s is not None
             fill(rows[i], Answered(exchanges[i], reply, record), batch_s, self.config.text)
+            rows[i].sent_s = exchanges[i].sent_at - first_sent
             rows[i].nvml = nvml
             self._check_prompt_tokens(named.label, rows[i], len(batch.prompts[i]))
+        if any(exchange.retries for exchange in exchanges):
+            self._once(
+                ("retried", named.label),
+                f"{named.label}: requests that the server turned away, or whose connection it closed, were sent "
+                "again; their own times count from then (`retries` in trials.jsonl)",
+            )
 
     async def _send(self, block: Block, host: Host, requests: Sequence[Request]) -> list[Exchange]:
         async def send(number: int) -> Exchange:
             return await host.client.stream(*requests[number])
 
         if block.request_rate is not None:
-            return await open_loop(send, len(requests), block.request_rate, self.config.seed)
+            return await open_loop(
+                send, len(requests), block.request_rate, f"{self.config.seed} {block.batch}"
+            )
         return await closed_loop(send, len(requests), block.concurrency or 1)
 
     async def _reply(
@@ -168,8 +178,10 @@ class EngineRunner(Runner):
     # -- servers ---------------------------------------------------------------------------------------------
 
     async def _host(self, named: Named, batch: Batch) -> Host:
-        host, fresh = await self.fleet.host(named.label)
-        if fresh:
+        host = await self.fleet.host(named.label)
+        load = (batch.block.concurrency, batch.block.request_rate)
+        if load not in host.warmed:  # engines prepare for a batch's size when they first meet it
+            host.warmed.add(load)
             await self._warm_up(host, named, batch)
         return host
 
@@ -246,16 +258,18 @@ class EngineRunner(Runner):
     # -- agreement -------------------------------------------------------------------------------------------
 
     def _agreement(self, prompt: list[int], reference: Answer, row: Trial) -> dict[str, Any] | None:
-        """By ids where both have them, else by text. An engine's logits are not at hand: no gap."""
-        if reference.ids and row.output_ids:
+        """By ids where both have them, else by text, which is compared beside them. An engine's logits are not at
+        hand: no gap."""
+        known = reference.text is not None and row.text is not None
+        same_text = reference.text == row.text if known else None
+        found: dict[str, Any] = {"first_difference": None, "logit_gap": None, "same_text": same_text}
+        if not (reference.ids and row.output_ids):
+            return {"same": same_text, **found} if known else None
+        if reference.ids != row.output_ids:
             pairs = zip(reference.ids, row.output_ids, strict=False)
             shorter = min(len(reference.ids), len(row.output_ids))
-            first = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-            same = reference.ids == row.output_ids
-            return {"same": same, "first_difference": None if same else first, "logit_gap": None}
-        if reference.text is None or row.text is None:
-            return None
-        return {"same": reference.text == row.text, "first_difference": None, "logit_gap": None}
+            found["first_difference"] = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        return {"same": reference.ids == row.output_ids, **found}
 
 
 def _setup(named: Named) -> Setup:
@@ -268,7 +282,6 @@ def _fail(rows: Sequence[Trial], error: str) -> None:
         row.error, row.finish = error, "error"
 
 
-def _batch_s(exchanges: Sequence[Exchange], replies: Sequence[Reply | None]) -> float:
-    """Seconds from the first request sent to the last token that came."""
-    last = max(reply.arrivals[-1].at for reply in replies if reply is not None)
-    return last - min(exchange.sent_at for exchange in exchanges)
+def _last_token(replies: Sequence[Reply | None]) -> float:
+    """The moment at which the last token of all came."""
+    return max(reply.arrivals[-1].at for reply in replies if reply is not None)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.build import AGAIN, VANILLA, Named
-from specbench.engines.base import PREFIX, Launch, Setup
+from specbench.engines.base import PREFIX, Command, Launch, Setup
 from specbench.errors import SpecbenchError
-from specbench.plan import RATE_BLOCK, Block, counts, passes, plan
+from specbench.plan import RATE_BLOCK, Block, passes, plan
+from specbench.serving import dry
 from specbench.serving.fleet import Attached, Fleet
-from specbench.serving.options import CONTEXT, Options, parse_engine, refuse_secrets
-from specbench.serving.probe import Probe, check_flags, require
-from specbench.serving.server import free_port, shown
+from specbench.serving.options import CONTEXT, Options, parse_engine, refuse_flags
+from specbench.serving.probe import Probe, check_flags, check_method, probe, require
+from specbench.serving.server import free_port
 from specbench.session import Session
 from specbench.spec import Spec, parse_spec
 from specbench.store import Run, RunStore
@@ -32,6 +33,9 @@ LOGS = "logs"
 class EngineSession(Session):
     """One `specbench run` on an engine: launched here, or attached to with `--url`."""
 
+    setups: dict[str, Setup] = field(init=False)  # of each server, by its method's label
+    launch: Callable[[int], Launch] = field(init=False)  # by port
+    commands: dict[str, Command] = field(init=False)  # of each server that is started
     _loaded: list[Task] | None = None
 
     @cached_property
@@ -46,43 +50,35 @@ class EngineSession(Session):
     # -- before ----------------------------------------------------------------------------------------------
 
     def dry_run(self) -> None:
-        """Print what would be measured and the exact commands; start nothing."""
+        """Print what would be measured and the exact commands, but for the ports; start no server."""
         specs, tasks = self._specs(), self._tasks()
         self._note_all([note for task in tasks for note in task.notes])
         blocks = self._blocks(tasks, [label for label, _ in specs])
-        engine = self.options.engine
-        words = engine.found(self.options.binary)
-        if self.config.url is None and words is None:
-            self._note(f"note: {engine.name} is not installed here: {engine.install}")
-        start = words or engine.usual_words()
-        launch = self._launch(self._weights(self.config.target), CONTEXT, Path(LOGS))(free_port())
-        commands = {} if self.config.url else {
-            setup.label: engine.command(start, setup, launch) for setup in self._setups(specs).values()
-        }  # fmt: skip
-        facts: dict[str, Any] = {
-            "engine": self.config.engine,
-            "target": self.config.target,
-            "methods": [label for label, _ in specs],
-            "tasks": {task.name: len(task.questions) for task in tasks},
-            "blocks": len(blocks),
-            **counts(blocks, {label: True for label, _ in specs}),
-            "commands": {label: shown(command) for label, command in commands.items()},
-            "files": {
-                str(path): text for command in commands.values() for path, text in command.files.items()
-            },
-        }
-        if self.as_json:
-            print(json.dumps(facts, indent=2, ensure_ascii=False))
-            return
-        print(f"engine   {facts['engine']}{f' at {self.config.url}' if self.config.url else ''}")
-        print(f"target   {facts['target']}")
-        print(f"tasks    {', '.join(f'{name} ({count})' for name, count in facts['tasks'].items())}")
-        print(f"plan     {len(blocks)} blocks, {facts['trials']} trials, "
-              f"at most {facts['new_tokens_at_most']} new tokens")  # fmt: skip
-        for label, command in facts["commands"].items():
-            print(f"{label}\n  {command}")
-        for path, text in facts["files"].items():
-            print(f"{path}\n" + "".join(f"  {line}\n" for line in text.splitlines()), end="")
+        commands = {} if self.config.url else self._dry_commands(specs)
+        facts = dry.facts(self.config, tasks, blocks, [label for label, _ in specs], commands)
+        print(
+            json.dumps(facts, indent=2, ensure_ascii=False) if self.as_json else "\n".join(dry.lines(facts))
+        )
+
+    def _dry_commands(self, specs: Sequence[tuple[str, Spec]]) -> dict[str, Command]:
+        """Those of a run. What is not here (the engine, the target's tokenizer) is guessed, and said to be."""
+        from specbench.serving.model import open_target, weights
+
+        engine, ref = self.options.engine, self.config.target
+        found = probe(engine, self.options.binary)
+        if found.why is not None:
+            self._note(f"note: {found.why}: {engine.install}")
+            found = replace(found, words=found.words or engine.usual_words())
+        try:
+            target = open_target(self.config, engine, {}, self._note)
+            path, context = target.path, self._context(target)
+        except SpecbenchError as error:
+            path, context = weights(ref, engine, self._note), self.options.context or CONTEXT
+            self._note(
+                f"note: {error.message}: room for {context} tokens, which may not be what the tasks need"
+            )
+        self._arrange(specs, path, context, self._store())
+        return self._commands(found, free_port())
 
     def _specs(self) -> list[tuple[str, Spec]]:
         """Label and SPEC of each method; the engine must be able to do them all."""
@@ -92,7 +88,8 @@ class EngineSession(Session):
             label = AGAIN if spec.name == VANILLA else spec.label
             if label in {known for known, _ in found}:
                 raise SpecbenchError(f"method {spec.label} is given twice", "give each method once")
-            refuse_secrets({key: value for key, value in spec.options.items() if key.startswith(PREFIX)})
+            given = spec.options.items()
+            refuse_flags({k.removeprefix(PREFIX): v for k, v in given if k.startswith(PREFIX)})
             self._setup(label, spec, draft=self.config.draft)
             found.append((label, spec))
         return found
@@ -121,7 +118,7 @@ class EngineSession(Session):
 
     def _open(self, specs: Sequence[tuple[str, Spec]]) -> tuple[EngineTarget, list[Named]]:  # type: ignore[override]
         from specbench.conversation import template_note
-        from specbench.serving.model import needed_context, open_target
+        from specbench.serving.model import open_target
         from specbench.serving.runner import EngineMethod
 
         engine = self.options.engine
@@ -130,14 +127,11 @@ class EngineSession(Session):
             "version": (self.found.version if self.found else None) or "unknown",
         }
         target = open_target(self.config, engine, kernels, self._note)
-        context = self.options.context or needed_context(self._tasks(), self.config, target)
-        target = replace(target, context=context)
-        self.setups = self._setups(specs)
-        self.launch = self._launch(target.path, context, self.store.path / LOGS)
-        if self.found is not None and self.found.words is not None:
-            for setup in self.setups.values():
-                command = engine.command(self.found.words, setup, self.launch(0), self.found.flags)
-                check_flags(engine, command, self.found)
+        context = self._context(target)
+        self._arrange(specs, target.path, context, self.store)
+        self.commands = {} if self.found is None else self._commands(self.found)
+        if doubt := engine.doubt(kernels["version"], self.config.temperature):
+            self.setups = {label: setup.doubted(doubt) for label, setup in self.setups.items()}
         methods = []
         for label, spec in specs:
             native = self.setups[label].native
@@ -149,13 +143,40 @@ class EngineSession(Session):
         self._note_all(
             [*([note] if note else []), *target.identity.notes, *engine.warnings, *self._warnings()]
         )
-        return target, methods
+        return replace(target, context=context), methods
+
+    def _context(self, target: EngineTarget) -> int:
+        """The tokens that a server makes room for."""
+        from specbench.serving.model import needed_context
+
+        return self.options.context or needed_context(self._tasks(), self.config, target)
+
+    def _arrange(self, specs: Sequence[tuple[str, Spec]], path: str, context: int, store: RunStore) -> None:
+        """Settle how each server is started."""
+        self.setups = self._setups(specs)
+        self.launch = self._launch(path, context, store.path / LOGS)
+
+    def _commands(self, found: Probe, port: int = 0) -> dict[str, Command]:
+        """Each server's exact command.
+
+        Raises:
+            SpecbenchError: this version of the engine does not have a method or a flag.
+        """
+        engine = self.options.engine
+        assert found.words is not None
+        commands = {}
+        for label, setup in self.setups.items():
+            check_method(engine, setup, found)
+            commands[label] = engine.command(found.words, setup, self.launch(port), found.flags)
+            check_flags(engine, commands[label], found)
+        return commands
 
     def _warnings(self) -> list[str]:
         notes = [
             f"{label}: {s.native.note}" for label, s in self.setups.items() if s.native and s.native.note
         ]
-        if self.config.url and self.options.engine.metrics and self.config.methods:
+        counted = any(setup.native for setup in self.setups.values())
+        if self.config.url and self.options.engine.metrics and counted:
             notes.append(
                 "the server's counters hold everybody's requests: others' traffic spoils what they say here"
             )
@@ -176,18 +197,12 @@ class EngineSession(Session):
     def _engine_facts(self) -> dict[str, Any]:
         """The engine, its version, and each server's exact command (its port aside, which differs by start)."""
         engine, found = self.options.engine, self.found
-        commands = {}
-        if found is not None and found.words is not None:
-            commands = {
-                label: engine.command(found.words, setup, self.launch(0), found.flags).argv
-                for label, setup in self.setups.items()
-            }
         return {
             "engine": {
                 "name": engine.name,
                 "version": found.version if found else None,
                 "attached": found is None,
-                "commands": commands,
+                "commands": {label: command.argv for label, command in self.commands.items()},
                 "warnings": [*engine.warnings, *self._warnings()],
             }
         }
@@ -207,8 +222,8 @@ class EngineSession(Session):
     def _schedule(self, tasks: Sequence[Task], methods: Sequence[Named]) -> list[Block]:
         """Blocks that interleave the servers where all run at once; else whole passes, B M M B."""
         blocks = self._blocks(tasks, [named.label for named in methods])
-        if self.until is not None and len(self.config.concurrency) > 1:
-            raise SpecbenchError("--until looks at one --concurrency", "make a run of each")
+        if self.until is not None and len(self.config.concurrency) + len(self.config.request_rates) > 1:
+            raise SpecbenchError("--until looks at one --concurrency or --request-rate", "make a run of each")
         if blocks[0].only is None:
             learning = [named.label for named in methods if named.method.warm]
             if learning:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specbench.analysis.setting import Setting
 from specbench.report import words
 from specbench.report.base import Summary
-from specbench.report.figures import latency, rounds, speed, style
+from specbench.report.engines import EngineTable
+from specbench.report.figures import engines, latency, load, rounds, speed, style
 from specbench.report.figures.base import Drawing, Scene
 
 if TYPE_CHECKING:
@@ -51,10 +53,24 @@ DRAWINGS = (
         rounds.k_sweep,
     ),
     Drawing(
-        "batch-size",
+        "load",
         "Speedup against load",
-        "Where a line falls below the dashed one, speculation no longer pays at that many requests at once.",
-        speed.batches,
+        "Where a line falls below the dashed one, speculation no longer pays at that load; the shade is the 95% "
+        "interval, and where its edges cross the dashed line that of the break-even. Hollow: too few questions.",
+        load.speedup,
+    ),
+    Drawing(
+        "throughput",
+        "Throughput against load",
+        "What the whole server or loop puts out; a line that no longer rises has found what it can do. Where "
+        "requests come at a rate, all that keep up put out the same.",
+        load.throughput,
+    ),
+    Drawing(
+        "latency-load",
+        "Latency against load",
+        "How long a request takes from its sending to its last token; a line that turns upwards is a queue.",
+        load.latency,
     ),
     Drawing(
         "memory",
@@ -93,13 +109,12 @@ def scenes(summary: Summary, runs: Sequence[Any]) -> Iterator[Scene]:
     by_name = {extract["name"]: run for extract, run in zip(summary["runs"], runs, strict=True)}
     for section in words.sections(summary):
         name = section.run["name"]
-        setting = (section.batch_size, section.concurrency)
         trials = [
             trial
             for trial in getattr(by_name.get(name), "trials", ())
             if trial.excluded is None
             and trial.error is None
-            and (trial.batch_size or 1, trial.concurrency or None) == setting
+            and Setting(trial.batch_size, trial.concurrency or 0, trial.request_rate or 0.0) == section.load
         ]
         trials.sort(key=lambda trial: (trial.block, trial.attempt, trial.order, trial.key))
         overall = [row for row in summary["rows"] if row["run"] == name and row["task"] == words.OVERALL]
@@ -108,9 +123,18 @@ def scenes(summary: Summary, runs: Sequence[Any]) -> Iterator[Scene]:
 
 def draw(scene: Scene) -> Iterator[Drawn]:
     """The scene's figures. Only inside `style.styled()`."""
-    for drawing in DRAWINGS:
-        if (drawn := drawing.draw(scene)) is not None:
+    yield from _drawn(DRAWINGS, scene)
+
+
+def draw_engines(table: EngineTable) -> Iterator[Drawn]:
+    """The figures of a table of engines. Only inside `style.styled()`."""
+    yield from _drawn(engines.DRAWINGS, table)
+
+
+def _drawn(drawings: Sequence[Drawing], of: Scene | EngineTable) -> Iterator[Drawn]:
+    for drawing in drawings:
+        if (drawn := drawing.draw(of)) is not None:
             yield Drawn(drawing, *drawn)
 
 
-__all__ = ["DRAWINGS", "Drawn", "Scene", "draw", "scenes", "style"]
+__all__ = ["DRAWINGS", "Drawn", "Scene", "draw", "draw_engines", "scenes", "style"]

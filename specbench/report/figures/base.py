@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.report.base import Row
 from specbench.report.figures.style import Look, looks
@@ -22,9 +22,9 @@ class Scene:
     """One section of the report, with its trials.
 
     Args:
-        section: the summary's rows of one run at one batch size and concurrency.
+        section: the summary's rows of one run at one setting.
         trials: the trials of that setting that count, in the order of measuring.
-        siblings: the overall rows of the run at all its batch sizes and concurrencies.
+        siblings: the overall rows of the run at all its settings.
     """
 
     section: Section
@@ -62,10 +62,11 @@ class Drawing:
         name: of its file.
         title: what it shows.
         caption: how to read it, in one sentence.
-        draw: to a figure and its text alternative; None where the run has nothing to show in it.
+        draw: from a scene, or a table of engines, to a figure and its text alternative; None where that has nothing
+            to show in it.
     """
 
     name: str
     title: str
     caption: str
-    draw: Callable[[Scene], Drawn | None]
+    draw: Callable[[Any], Drawn | None]

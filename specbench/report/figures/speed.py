@@ -1,4 +1,4 @@
-"""Figures of speedups: by task, against memory, in the order of measuring, against the batch size."""
+"""Figures of speedups: by task, against memory, in the order of measuring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from specbench.report import words
 from specbench.report.base import Row
 from specbench.report.figures.base import Drawn, Scene
-from specbench.report.figures.style import GRID, INK, LINE, legend, new_figure, shortened
+from specbench.report.figures.style import DASHED, GRID, INK, LINE, legend, new_figure, shortened
 
 BINS = 24  # points a method in the order of measuring
 
@@ -117,10 +117,12 @@ def _seconds_and_tokens(scene: Scene) -> dict[str, dict[tuple[Any, ...], _Batch]
     """Method -> what was asked -> the batch that answered it."""
     sums: dict[str, dict[tuple[Any, ...], _Batch]] = defaultdict(dict)
     for trial in scene.trials:
-        seconds = trial.batch_s if trial.batch_s is not None else trial.total_s
+        paced = trial.request_rate is not None  # there the requests' own seconds count, each
+        seconds = trial.batch_s if trial.batch_s is not None and not paced else trial.total_s
         if seconds:
             asked = (trial.task, trial.batch or trial.question, trial.turn, trial.repeat)
-            batch = sums[trial.method].setdefault(asked, _Batch(trial.block, seconds, 0))
+            batch = sums[trial.method].setdefault(asked, _Batch(trial.block, 0.0, 0))
+            batch.seconds = batch.seconds + seconds if paced else seconds
             batch.tokens += trial.output_tokens
     return sums
 
@@ -142,42 +144,6 @@ def _stretches(base: dict[Any, _Batch], own: dict[Any, _Batch]) -> list[tuple[in
 def _per_token(batches: Sequence[_Batch]) -> float | None:
     tokens = sum(batch.tokens for batch in batches)
     return sum(batch.seconds for batch in batches) / tokens if tokens else None
-
-
-def batches(scene: Scene) -> Drawn | None:
-    """Speedup against batch size, or concurrency, where the run has several."""
-    field = "batch_size" if len({row["batch_size"] for row in scene.siblings}) > 1 else "concurrency"
-    sizes = sorted({row[field] or 1 for row in scene.siblings})
-    if len(sizes) < 2 or (scene.section.batch_size, scene.section.concurrency or 1) != _first(scene.siblings):
-        return None
-    figure, axes = new_figure(2.9)
-    said = []
-    for method in scene.section.methods:
-        rows = [row for row in scene.siblings if row["method"] == method and _measured([row])]
-        if len(rows) < 2:
-            continue
-        look = scene.looks[method]
-        rows.sort(key=lambda row: row[field] or 1)
-        _points(axes, [(row["speedup"], sizes.index(row[field] or 1)) for row in rows], look, False)
-        axes.plot(
-            [sizes.index(row[field] or 1) for row in rows],
-            [row["speedup"]["point"] for row in rows],
-            color=look.colour,
-            linewidth=1,
-        )
-        said.append(f"{look.label}: " + ", ".join(f"{row[field] or 1} {words.speedup(row)}" for row in rows))
-    if not said:
-        return None
-    _one(axes.axhline)
-    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    axes.set_xlabel(field.replace("_", " "))
-    axes.set_ylabel("speedup, end to end")
-    legend(figure, axes)
-    return figure, "; ".join(said)
-
-
-def _first(rows: Iterable[Row]) -> tuple[int, int]:
-    return min((row["batch_size"] or 1, row["concurrency"] or 1) for row in rows)
 
 
 def _measured(rows: Iterable[Row]) -> bool:
@@ -214,4 +180,4 @@ def _points(axes: Any, points: list[tuple[dict[str, Any], float]], look: Any, ly
 
 def _one(line: Any) -> None:
     """The line of no difference."""
-    line(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    line(1, color=INK, linewidth=1, linestyle=DASHED)

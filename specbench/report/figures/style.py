@@ -27,6 +27,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 VARIABLES = {INK: "ink", LINE: "line", GRID: "grid", CARD: "card", GREY: "grey"} | {
     colour: f"m{number}" for number, colour in enumerate(PALETTE[:-1])
 }
+DASHED = (0, (4, 3))
 WIDTH = 6.2  # inches; 72 SVG units each
 LABEL = 34  # characters of a method's label before its middle is left out
 
