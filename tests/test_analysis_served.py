@@ -76,6 +76,12 @@ def test_a_concurrency_that_is_never_reached(concurrency: int, warned: bool) -> 
     )
 
 
+def test_failed_requests_are_not_called_too_few_questions() -> None:
+    found = summarise([FakeRun(served(0, {"vanilla": {0, 1, 2, 3}}))])["warnings"]
+    assert {"failed"} <= {w["code"] for w in found}
+    assert "concurrency" not in {w["code"] for w in found}
+
+
 def test_a_batch_of_our_own_loop_stands_or_falls_as_a_whole() -> None:
     rows = [
         trial(f"q{i}", method, batch_size=2, batch="q0+q1", accepted=[1] * 5)

@@ -17,6 +17,7 @@ from tiny_folder import Workplace, specbench, write_task
 from transformers import AutoTokenizer
 
 from specbench.serving import client, probe, runner, server
+from specbench.serving.server import without_home
 from specbench.store import read_run
 
 asked_once = functools.cache(server.output_of)  # help and version, which do not change
@@ -249,6 +250,12 @@ def test_a_dry_run_s_commands_are_the_run_s(place: Workplace) -> None:
     assert commands({"vanilla": log.splitlines()[0].removeprefix("$ ")}) == {
         "vanilla": commands(dry)["vanilla"]
     }
+
+
+def test_the_manifest_does_not_name_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    words = ["/home/ann/v/bin/serve", '{"model":"/home/ann/draft"}', "/home/anna", "m"]
+    assert [without_home(word) for word in words] == ["~/v/bin/serve", '{"model":"~/draft"}', "/home/anna", "m"]
 
 
 def test_a_dry_run_without_the_target_s_tokenizer_says_what_it_guesses(place: Workplace) -> None:

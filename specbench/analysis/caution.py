@@ -223,7 +223,7 @@ def _queue(overall: Overall) -> Iterable[Caution]:
 def _short(overall: Overall) -> Iterable[Caution]:
     """A concurrency that was never reached, said once."""
     row, wanted = overall.row, overall.row["concurrency"] or 1
-    where = [part["task"] for part in overall.parts if part["prompts"] < wanted]
+    where = [part["task"] for part in overall.parts if not part["failed"] and part["prompts"] < wanted]
     if where and row["method"] == "vanilla":
         message = f"{wanted} requests were never in flight: fewer questions than that in {listed(where)}"
         cure = f"a higher --limit: {LAPS} questions for each request in flight fill most of a block"

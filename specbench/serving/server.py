@@ -144,6 +144,11 @@ def shown(command: Command) -> str:
     return shlex.join([*(f"{name}={value}" for name, value in command.env.items()), *command.argv])
 
 
+def without_home(word: str) -> str:
+    """With `~/` for the user's home folder: results are shared, and whose machine it was is nobody's business."""
+    return word.replace(f"{Path.home()}{os.sep}", f"~{os.sep}")
+
+
 def output_of(argv: Sequence[str], within_s: float = 180.0) -> tuple[int | None, str]:
     """Exit status and what a short command prints (help, version); None where it cannot be run or hangs."""
     try:

@@ -17,7 +17,7 @@ from specbench.serving import dry
 from specbench.serving.fleet import Attached, Fleet
 from specbench.serving.options import CONTEXT, Options, parse_engine, refuse_flags
 from specbench.serving.probe import Probe, check_flags, check_method, probe, require
-from specbench.serving.server import free_port
+from specbench.serving.server import free_port, without_home
 from specbench.session import Session
 from specbench.spec import Spec, parse_spec
 from specbench.store import Run, RunStore
@@ -202,7 +202,10 @@ class EngineSession(Session):
                 "name": engine.name,
                 "version": found.version if found else None,
                 "attached": found is None,
-                "commands": {label: command.argv for label, command in self.commands.items()},
+                "commands": {
+                    label: [without_home(word) for word in command.argv]
+                    for label, command in self.commands.items()
+                },
                 "warnings": [*engine.warnings, *self._warnings()],
             }
         }
