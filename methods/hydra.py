@@ -19,8 +19,9 @@ from specbench.decoding.tree import arange
 from specbench.models import hydra
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
-from specbench.models.drafts import open_heads
+from specbench.models.drafts import open_heads, quantised
 from specbench.models.fixed_pass import Tensors
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -30,16 +31,23 @@ class Hydra(LearnedDrafter):
     Options:
         draft: the heads, a folder or Hub id.
         tree: the tree's shape, by name; no deeper than there are heads.
+        quantize: what linear layers, but those to the vocabulary, are quantised to: none, int8, int4 or fp8.
     """
 
     taps = ("final",)
 
     def __init__(
-        self, target: Target, *, draft: str | Checkpoint | None = None, tree: str = "mc_sim_7b_63"
+        self,
+        target: Target,
+        *,
+        draft: str | Checkpoint | None = None,
+        tree: str = "mc_sim_7b_63",
+        quantize: Quantize = "none",
     ) -> None:
         checkpoint = open_heads(draft, "hydra", ("hydra",))
         self.net = hydra.open_hydra(checkpoint, target)
-        super().__init__(target, self.net, checkpoint.identity("Hydra heads"), self.net.cache)
+        who = quantised(self.net, checkpoint.identity("Hydra heads"), quantize, target)
+        super().__init__(target, self.net, who, self.net.cache)
         self.tree = named(tree).narrow(self.net.vocab).clip(len(self.net.heads))
         self.max_nodes = self.tree.width
 

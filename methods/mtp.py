@@ -17,7 +17,9 @@ from specbench.decoding.learned import LearnedDrafter
 from specbench.decoding.method import Request
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
+from specbench.models.drafts import quantised
 from specbench.models.mtp import open_mtp
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -31,16 +33,20 @@ class Mtp(LearnedDrafter):
     Options:
         draft: a folder or Hub id that holds the layers; the target's own without it.
         k: tokens proposed a round, or auto; 0 is one a layer.
+        quantize: what the layers' linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     taps = ("final",)
 
-    def __init__(self, target: Target, *, draft: str | Checkpoint | None = None, k: K = 0) -> None:
+    def __init__(
+        self, target: Target, *, draft: str | Checkpoint | None = None, k: K = 0, quantize: Quantize = "none"
+    ) -> None:
         if k != "auto" and k < 0:
             raise ValueError("k must be at least 1, or 0 for one a layer")
         self.net, checkpoint = open_mtp(target, draft)
         identity = checkpoint.identity("multi-token-prediction layers")
-        super().__init__(target, self.net, identity, self.net.cache)
+        who = quantised(self.net, identity, quantize, target)
+        super().__init__(target, self.net, who, self.net.cache)
         self.layers = len(self.net.layers)
         self.length = draft_length(k or self.layers)
         self.max_nodes = self.length.longest

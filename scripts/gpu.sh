@@ -74,7 +74,7 @@ measure eager-float32 15 --target "$small" --dtype float32 --graphs off --limit 
   --method oracle:rate=0.8,k=8 --method oracle:rate=0.8,k=8,tree=60
 measure graphs-float32 15 --target "$small" --dtype float32 --graphs auto --limit 5 "${random[@]}" \
   --method oracle:rate=0.8,k=8 --method oracle:rate=0.8,k=8,tree=60
-step graphs-against-eager 20 compare eager-float32 graphs-float32 --results "$results" --metric tau --fail-below 1
+step graphs-against-eager 20 compare eager-float32 graphs-float32 --results "$results" --metric tau --identical
 measure dense 50 --target "$target" --dtype "$dtype" --limit "$limit" "${random[@]}" "${oracles[@]}" \
   --method vanilla --method eagle3:draft=random --method hf-generate
 measure batches 50 --target "$target" --dtype "$dtype" --limit 16 --batch-size "$batches" "${random[@]}" \
@@ -85,6 +85,12 @@ if [ -n "$text" ]; then
   measure text 90 --target "$text" --limit 2 --max-new-tokens "$tokens" --method prompt-lookup --method hf-prompt-lookup --method hf-generate
 else
   echo "no trained weights here (SPECBENCH_GPU_TEXT): the text run is left out"
+fi
+
+if "$python" -c "import torchao" 2>/dev/null; then
+  measure quantised 40 --target "$small" --quantize int8 --limit 1 "${random[@]}" --method oracle:rate=0.8,k=8
+else
+  echo "no torchao here: the quantised run is left out"
 fi
 
 if [ "$compile" = 0 ]; then

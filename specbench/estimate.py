@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.config import RunConfig
 from specbench.models import registry
+from specbench.models.packed import BYTES_A_WEIGHT, NONE
 
 if TYPE_CHECKING:
     from specbench.plan import Block
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-QUANTISED = {"int8": 1.0, "int4": 0.625, "fp8": 1.0}  # bytes a weight, scales included
 
 
 def estimate(config: RunConfig, blocks: Sequence[Block], methods: int) -> dict[str, Any]:
@@ -45,9 +43,10 @@ def _weight_bytes(config: RunConfig, on_gpu: bool) -> float | None:
     entry = registry.entry_for(config.target)
     dtype = config.dtype if config.dtype != "auto" else ("bfloat16" if on_gpu else "float32")
     if entry is not None:
-        return entry.parameters * QUANTISED.get(config.quantize, BYTES.get(dtype, 4))
+        kind = dtype if config.quantize == NONE else config.quantize
+        return entry.parameters * BYTES_A_WEIGHT.get(kind, 4)
     path = Path(config.target).expanduser()
-    if path.is_dir() and config.quantize not in QUANTISED:
+    if path.is_dir() and config.quantize == NONE:
         stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         return float(stored) if stored else None
     if "/" not in config.target and not path.exists():

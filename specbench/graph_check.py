@@ -35,7 +35,7 @@ class GraphCheck:
 
     agreement: share of tokens, by drafter, before the first that differs from those with plain passes.
     difference: the largest of any logit over the same text, over the spread of the logits.
-    shapes: passes made, as rows x columns x slots; the target's and the draft network's.
+    shapes: passes made, as rows x columns x slots, by model: the target and the draft network.
     eager: why passes ran plainly after all, or None.
     reads: waits for the device a round, the most of any drafter; None where they cannot be counted.
     """
@@ -43,7 +43,7 @@ class GraphCheck:
     dtype: str
     agreement: dict[str, float]
     difference: float
-    shapes: list[str]
+    shapes: dict[str, list[str]]
     eager: str | None
     reads: float | None
 
@@ -51,7 +51,7 @@ class GraphCheck:
     def passed(self) -> bool:
         same = self.dtype != "float32" or min(self.agreement.values()) == 1
         close = self.difference <= MOST_DIFFERENCE[self.dtype]  # false for NaN
-        return self.eager is None and bool(self.shapes) and same and close
+        return self.eager is None and all(self.shapes.values()) and same and close
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "passed": self.passed}
@@ -89,7 +89,7 @@ def _check(device: torch.device, dtype: torch.dtype, make: Make | None, new: int
         dtype=str(dtype).removeprefix("torch."),
         agreement=agreement,
         difference=difference,
-        shapes=[shape for fact in facts for shape in fact["shapes"]],
+        shapes={fact["model"]: fact["shapes"] for fact in facts},
         eager=next((fact["eager"] for fact in facts if fact["eager"] is not None), None),
         reads=max(reads, default=None),
     )

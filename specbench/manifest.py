@@ -114,14 +114,18 @@ def roofline(target: Target | EngineTarget) -> dict[str, Any] | None:
 
     None for an engine's target, whose passes are not ours.
     """
+    import torch
+
     from specbench.measure.speed import device_speed
     from specbench.models.architecture import architecture
     from specbench.models.gguf import cache_folder
+    from specbench.models.quantize import in_float8
     from specbench.models.target import Target
 
     if not isinstance(target, Target):
         return None
-    speed = device_speed(target.device, target.dtype, cache_folder())
+    numbers = torch.float8_e4m3fn if in_float8(target.model) else target.dtype
+    speed = device_speed(target.device, numbers, cache_folder())
     return {
         "architecture": architecture(target).to_json(),
         "speed": None if speed is None else speed.to_json(),

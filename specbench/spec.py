@@ -23,7 +23,7 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, first_line
 
-OF_THE_DRAFT = "draft."  # draft.quantize= is quantize=: what a method has to quantise is its draft
+ALSO_WRITTEN = {"draft.quantize": "quantize"}  # what a method has to quantise is its draft
 NOT_WRITTEN = "an option that can be given on the command line"
 
 
@@ -60,7 +60,8 @@ def parse_spec(text: str) -> Spec:
     options: dict[str, str] = {}
     for part in _split(tail, text):
         key, equals, value = part.partition("=")
-        key = key.strip().replace("-", "_").removeprefix(OF_THE_DRAFT)
+        key = key.strip().replace("-", "_")
+        key = ALSO_WRITTEN.get(key, key)
         if not equals or not key or not value:
             raise SpecbenchError(
                 f"option {part!r} of method {text!r} is not key=value", "write it as name:key=value,key=value"

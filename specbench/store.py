@@ -7,151 +7,24 @@ Readers accept every older schema version and drop a half-written last block wit
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import json
 import os
-import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError
+from specbench.schema import SCHEMA, Key, Trial
+from specbench.schema import Rounds as Rounds  # what a trial holds, for those who make or read one
+from specbench.trial_file import read_trials
 
-try:
-    import msgspec
-except ImportError:  # a checkout that is not installed (scripts/gpu.sh): reading takes four times as long
-    msgspec = None  # type: ignore[assignment]
-
-SCHEMA = 1
 MANIFEST, TRIALS = "manifest.json", "trials.jsonl"
-TIMES = ("draft_s", "verify_s", "round_s")  # of a round
-Key = tuple[str, str, int, str, int, int, int, float]
 WHOLE_PASSES, INTERLEAVED = "whole passes", "interleaved"  # a manifest's `schedule`
 REFERENCE = "reference"  # the folder under results/ whose runs are committed: baselines
-
-
-@dataclass(slots=True)
-class Rounds:
-    """The rounds of one trial after its prefill, as columns of equal length. A column is None where unknown.
-
-    Times are kept as arrays, whatever they are given as: a run holds millions, and a list takes four times as much.
-
-    An engine that does not tell its rounds apart has one entry for all of them: `count` says how many rounds an
-    entry stands for and `with_draft` how many of those had a draft; its `round_s` is their mean. None: one each.
-
-    `experts`, of a mixture of experts: how many different ones the verify pass woke (all rows of its batch together),
-    the mean over the MoE layers. `probes`: nodes that rode in the verify pass without being candidates, where a
-    method sends such.
-    """
-
-    drafted: list[int] | None = field(default_factory=list)
-    depth: list[int] | None = field(default_factory=list)
-    accepted: list[int] | None = field(default_factory=list)
-    emitted: list[int] = field(default_factory=list)
-    count: list[int] | None = None
-    with_draft: list[int] | None = None
-    draft_s: Sequence[float] | None = None
-    verify_s: Sequence[float] | None = None
-    round_s: Sequence[float] | None = None
-    experts: list[float] | None = None
-    probes: list[int] | None = None
-
-    def __post_init__(self) -> None:
-        for name in TIMES:
-            column = getattr(self, name)
-            setattr(self, name, None if column is None else array("d", column))
-
-    @property
-    def total(self) -> int:
-        """How many rounds the entries stand for."""
-        return len(self.emitted) if self.count is None else sum(self.count)
-
-
-@dataclass(slots=True)
-class Trial:
-    """One request: one line of `trials.jsonl`. Field names are the schema; unknown is None.
-
-    `batch_s` is the whole batch's seconds, end to end, and repeats on each row of the batch. `spans` are the
-    batch's too. A failed trial has `error` set, `finish` "error", and takes its block out of its method's
-    estimates. `excluded` holds the reason a first attempt was not counted ("contended", "throttled", "captured");
-    `contended` says that a trial, counted or not, got clearly less than its share of the machine.
-
-    Of engines: `concurrency` requests were in flight, or `request_rate` a second were sent; `sent_s` is when this one
-    was, in seconds after the first of its block; `acceptance` is the engine's own account
-    (`specbench.engines.record.Acceptance`); `arrivals` has the seconds since the request was sent and the tokens
-    (None: not told) of each event that bore some; `retries` counts attempts before this one. `agreement` of an
-    engine's answer has `same_text` beside `same`, which is by token ids where there are some.
-    """
-
-    task: str
-    question: str
-    category: str | None
-    turn: int
-    method: str
-    batch_size: int
-    repeat: int
-    block: int = 0
-    batch: str = ""
-    order: int = 0
-    attempt: int = 0
-    concurrency: int | None = None
-    request_rate: float | None = None
-    state: str | None = "cold"
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    output_ids: list[int] = field(default_factory=list)
-    text: str | None = None
-    finish: str | None = None
-    batch_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    total_s: float | None = None
-    sent_s: float | None = None
-    spans: dict[str, float] | None = None
-    rounds: Rounds = field(default_factory=Rounds)
-    cpu_s: float | None = None
-    load: float | None = None
-    memory: dict[str, int | None] | None = None
-    nvml: dict[str, Any] | None = None
-    agreement: dict[str, Any] | None = None
-    acceptance: dict[str, Any] | None = None
-    arrivals: dict[str, list[Any]] | None = None
-    retries: int | None = None
-    lossless: bool | None = None
-    contended: bool | None = None
-    excluded: str | None = None
-    error: str | None = None
-    schema: int = SCHEMA
-
-    @property
-    def key(self) -> Key:
-        """What makes a row one row: (task, question, turn, method, batch size, repeat), and an engine's load."""
-        load = (self.concurrency or 0, self.request_rate or 0.0)
-        return (self.task, self.question, self.turn, self.method, self.batch_size, self.repeat, *load)
-
-    def to_json(self) -> dict[str, Any]:
-        row = asdict(self)
-        row["rounds"] |= {name: list(column) for name in TIMES if (column := row["rounds"][name]) is not None}
-        return row
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Trial:
-        """A trial from a line of any schema version up to ours; unknown fields are ignored."""
-        values = {name: value for name, value in row.items() if name in _TRIAL}
-        columns = row.get("rounds") or {}
-        values["rounds"] = Rounds(**{name: column for name, column in columns.items() if name in _ROUNDS})
-        return cls(**values)
-
-
-_NAMES = ("task", "question", "category", "method", "batch", "state", "finish", "excluded")
-_TRIAL, _ROUNDS = (frozenset(f.name for f in fields(cls)) for cls in (Trial, Rounds))
-_IDS = list(range(2**18))  # more than vocabularies have: one object a token, however often it occurs
-_decode = None if msgspec is None else msgspec.json.Decoder(Trial).decode
 
 
 @dataclass(frozen=True)
@@ -272,67 +145,13 @@ def read_run(path: Path) -> Run:
         SpecbenchError: no run there, a newer schema, or a broken line that is not the last one.
     """
     manifest = _read_manifest(path)
-    trials, cut = _read_trials(path / TRIALS)
-    warnings = [f"{TRIALS}: the last line was cut short and is left out"] if cut else []
+    trials, fault = read_trials(path / TRIALS)
+    warnings = [f"{TRIALS}: the last line {fault} and is left out"] if fault else []
     # Imported files need not hold all methods of a block; nothing was cut off there.
     whole_blocks = trials if "imported" in manifest else drop_incomplete(trials, manifest)
     if len(whole_blocks) < len(trials):
         warnings.append(f"{TRIALS}: the last block was not finished and is left out")
     return Run(path, manifest, whole_blocks, warnings)
-
-
-def _read_trials(file: Path) -> tuple[list[Trial], bool]:
-    """The trials of a file, and whether its last line is not a whole one."""
-    if not file.is_file():
-        return [], False
-    trials: list[Trial] = []
-    with file.open("rb") as lines, _no_garbage():
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return trials, True
-            try:
-                trials.append(_shared(_trial(line)))
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                if next(lines, None) is None:
-                    return trials, True
-                raise SpecbenchError(
-                    f"{file} line {number} is not a trial: {error}", "restore the file, or remove that line"
-                ) from error
-    return trials, False
-
-
-def _trial(line: bytes) -> Trial:
-    """The trial of a line. What msgspec takes exception to, `json` may read: NaN, half a surrogate pair, bytes that
-    are not UTF-8, a column of a type that an older or another program wrote."""
-    if _decode is not None:
-        with contextlib.suppress(ValueError, RecursionError):
-            return _decode(line)
-    return Trial.from_json(json.loads(line.decode(errors="replace")))
-
-
-def _shared(trial: Trial) -> Trial:
-    """The trial, with one object a name and a token, however many trials hold it."""
-    for name in _NAMES:
-        if isinstance(value := getattr(trial, name), str):
-            setattr(trial, name, sys.intern(value))
-    ids = trial.output_ids
-    if ids and min(ids) >= 0 and max(ids) < len(_IDS):
-        trial.output_ids = list(map(_IDS.__getitem__, ids))
-    return trial
-
-
-@contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Millions of objects are made here and none is garbage: looking for some would double the time, now and
-    whenever the collector comes round again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_on:
-            gc.enable()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from device_reads import reads, telling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.models import fixed_pass
 
-REFUSED = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "nonzero_numpy",
-           "masked_select", "unique", "_unique2", "bincount", "lift_fresh", "pin_memory"}  # fmt: skip
+SENDING = {"lift_fresh", "pin_memory"}
 RESERVED = 1000  # bytes that each capture takes
 REFUSAL = "operation not permitted when stream is capturing"
 BROKEN = "CUDA error: operation failed due to a previous error during capture"
@@ -34,12 +34,13 @@ class FakeGraph(TorchDispatchMode):
         self._steps: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        by_mask = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if by_mask or name in REFUSED:
-            raise RuntimeError(f"{REFUSAL}: {name}")
-        out = func(*args, **(kwargs or {}))
-        self._steps.append((func, args, kwargs or {}, out))
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if reads(func, args, kwargs) or name in SENDING:
+            _refuse(name)
+        if _own_generator(args, kwargs):
+            _refuse(f"{name} with a generator of its own")
+        out = func(*args, **kwargs)
+        self._steps.append((func, args, kwargs, out))
         return out
 
     def replay(self) -> None:
@@ -83,7 +84,7 @@ class FakeCuda:
         assert (pool, stream, capture_error_mode) == ("pool", self.side, "thread_local")
         self.happened.append("capture")
         self.current = self.side
-        with made, _breaking():
+        with _breaking(), telling(_refuse), made:
             yield
         self.current = self.default
         self.reserved += RESERVED
@@ -106,6 +107,15 @@ class FakeCuda:
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         return self
+
+
+def _refuse(what: str) -> None:
+    raise RuntimeError(f"{REFUSAL}: {what}")
+
+
+def _own_generator(args: Any, kwargs: Any) -> bool:
+    """Whether random numbers are drawn from a generator that no graph knows of: it takes the device's own alone."""
+    return any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values()))
 
 
 @contextmanager

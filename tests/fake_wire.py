@@ -141,6 +141,7 @@ class Wire:
             self.asked += 1
             for name, more in self.counted(script).items():
                 anew = self.asked == self.faults.get("reset")
+                more += self.faults.get("others", 0)  # that someone else's request drafted meanwhile
                 self.counts[name] = 0.0 if anew else self.counts.get(name, 0.0) + more
             cut = self.faults.get("cut_every") and self.asked % self.faults["cut_every"] == 0
         events = list(self.events(script, body))

@@ -134,6 +134,56 @@ def test_a_batch_is_timed_once() -> None:
     assert row["prompts"] == 2
 
 
+def uneven(method: str, pass_s: float, lengths: list[int], accepted: list[int], number: int) -> list[Trial]:
+    """A batch whose rows end at different times: each of `lengths` rounds, which accept as told."""
+    longest, drafted = max(lengths) * pass_s, 3 if any(accepted) else 0
+    spans = {"draft": 0.0, "verify": longest, "accept": 0.0, "other": 0.0}
+    return [
+        trial(
+            f"b{number}-q{i}", method, accepted=[a] * rounds, batch_size=len(lengths), batch=f"b{number}",
+            block=number, seconds=rounds * pass_s, batch_s=longest + 0.5, spans=spans, drafted=drafted,
+        )
+        for i, (rounds, a) in enumerate(zip(lengths, accepted, strict=True))
+    ]  # fmt: skip
+
+
+def test_the_longest_row_of_a_batch_bounds_its_speedup_and_not_tau() -> None:
+    """It accepts 3 of 3 and the others 1 of 3; a pass costs a quarter more than vanilla's."""
+    trials = []
+    for number in range(6):
+        trials += uneven("vanilla", 1.0, [24, 8, 8], [0, 0, 0], number)
+        trials += uneven("fast", 1.25, [6, 4, 4], [3, 1, 1], number)
+    row = row_of(trials, "fast")
+    assert row["tau"]["point"] == pytest.approx(40 / 14)
+    assert row["pass_gain"] == pytest.approx((40 / 6) / (40 / 24))
+    assert row["decode_speedup"]["point"] == pytest.approx(24 / (6 * 1.25))
+    assert row["free_draft_limit"] == pytest.approx(4 / 1.25)
+    assert row["predicted_speedup"] == pytest.approx(4 / 1.25)
+    assert row["predicted_residual"] == pytest.approx(0)
+    found = {w["code"] for w in summarise([FakeRun(trials)])["warnings"]}
+    assert "speedup-above-tau" not in found
+    for t in trials:
+        if t.method == "fast":
+            t.decode_s = t.decode_s and t.decode_s * 0.7  # passes that cost less than vanilla's
+    (warning,) = [w for w in summarise([FakeRun(trials)])["warnings"] if w["code"] == "speedup-above-tau"]
+    assert "above tokens per pass over vanilla's" in warning["message"]
+
+
+def test_one_request_at_a_time_gains_tau_a_pass() -> None:
+    row = row_of(UNEQUAL, "fast")
+    assert row["pass_gain"] == row["tau"]["point"]
+
+
+def test_what_an_interval_rests_on() -> None:
+    """Questions; of those in flight together the batches or blocks."""
+    assert row_of(blocks(6, {"vanilla": {}, "fast": {"seconds": 5.0}}), "fast")["clusters"] == 6
+    assert row_of(blocks(6, {"fast": {"seconds": 5.0}}), "fast")["clusters"] == 0
+    batches = [t for n in range(6) for t in uneven("vanilla", 1.0, [8, 8], [0, 0], n)]
+    batches += [t for n in range(6) for t in uneven("fast", 1.0, [4, 4], [1, 1], n)]
+    row = row_of(batches, "fast")
+    assert (row["prompts"], row["clusters"]) == (12, 6)
+
+
 def test_batches_pair_by_their_questions_and_are_drawn_whole() -> None:
     trials = []
     for number in range(6):
@@ -236,6 +286,7 @@ def test_unknown_is_none() -> None:
         "task",
         "batch_size",
         "prompts",
+        "clusters",
         "trials",
         "failed",
         "excluded",

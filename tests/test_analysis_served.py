@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from trial_factory import FakeRun, block, row_of, trial
 
@@ -56,6 +58,32 @@ def test_a_run_of_one_block_with_a_hole(method: str) -> None:
         "1 of 4 trials failed; their blocks are not counted in throughput and speedup" in warning["message"]
     )
     assert not any(w["code"] == "token-totals" for w in summarise([FakeRun(trials)])["warnings"])
+
+
+def streamed(tokens: list[int | None], rounds: Rounds) -> Trial:
+    """A request whose events came 1 s, 2 s, 4 s, … after its sending."""
+    at_s = [float(2**number) for number in range(len(tokens))]
+    return trial("q1", rounds=rounds, concurrency=2, batch="q1+q2", arrivals={"at_s": at_s, "tokens": tokens})
+
+
+MEANT = Rounds([12], None, [6], [10], [4], [4], round_s=[1.75])  # four rounds in one entry
+
+
+def test_the_mean_of_a_request_s_rounds_is_no_round() -> None:
+    known = {"p50": None, "p95": None, "p99": None}
+    assert row_of([streamed([1, 3, 3, 4], MEANT)], "vanilla")["round_s"] == known
+    each = replace(MEANT, count=None, round_s=[1.75])
+    assert row_of([streamed([1, 3, 3, 4], each)], "vanilla")["round_s"]["p50"] == 1.75
+
+
+def test_chunks_of_unknown_tokens_have_no_gaps_between_tokens() -> None:
+    """Nor has an engine whose answer came in one piece, of several rounds."""
+    unknown = {"p50": None, "p95": None, "p99": None}
+    told = row_of([streamed([1, 3, 3, 4], MEANT)], "vanilla")["itl_s"]
+    assert told == {"p50": 0.0, "p95": pytest.approx(3.1), "p99": pytest.approx(3.82)}
+    assert row_of([streamed([None] * 4, MEANT)], "vanilla")["itl_s"] == unknown
+    assert row_of([streamed([1, 3, None, 4], MEANT)], "vanilla")["itl_s"] == unknown
+    assert row_of([streamed([11], MEANT)], "vanilla")["itl_s"] == unknown
 
 
 def test_nothing_is_left_where_no_question_was_answered_by_both() -> None:

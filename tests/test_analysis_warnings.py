@@ -78,7 +78,9 @@ def test_warns_of_a_wide_interval_and_says_how_many() -> None:
     )
     words = found["wide-interval"]["cure"].split()
     assert int(words[1]) > 6
-    assert "a ratio of 6 questions itself leans by about +3.3%" in found["wide-interval"]["message"]
+    assert (
+        "leans" not in found["wide-interval"]["message"]
+    )  # +3.3%, which at 6 questions errs by more than itself
 
 
 def test_warns_of_bias_where_the_interval_is_narrow() -> None:

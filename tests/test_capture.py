@@ -46,7 +46,7 @@ def test_a_capture_warms_up_first_and_replays_into_shared_buffers(cuda: FakeCuda
     made = [CapturedPass(compute, {"tokens": torch.ones(1, 4)}, length, "pool", results) for length in (2, 3)]
     once = ["wait", "compute", "compute", "wait", "empty", "capture", "compute", "captured"]
     assert cuda.happened == 2 * once
-    assert made[0].nbytes() == 16 + RESERVED
+    assert (made[0].nbytes(), made[0].reserved) == (16, RESERVED)
     assert results.nbytes() == 16
     for captured, length in zip(made, (2, 3), strict=True):
         captured.prepare({"tokens": torch.tensor([[1.0, 2.0]])})
@@ -78,6 +78,51 @@ def test_what_reads_the_device_is_not_captured_and_runs_on(
     assert made.off == f"RuntimeError: {REFUSAL}: item"
     assert caplog.records[0].message == f"the tiny model runs without CUDA graphs: {made.off}"
     assert cuda.current is cuda.default
+
+
+WAITING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "item": lambda x: x * x.sum().item(),
+    "tolist": lambda x: x * len(x.tolist()),
+    "cpu": lambda x: x * x.cpu(),
+    "numpy": lambda x: x * float(x.numpy().sum()),
+    "index": lambda x: x[x > 1],
+    "index_put_": lambda x: x.clone().index_put_((x > 1,), x.sum()),
+    "nonzero": lambda x: x.nonzero(),
+    "masked_select": lambda x: x.masked_select(x > 1),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, torch.ones_like(x[0], dtype=torch.long), 1),
+    "where": lambda x: torch.where(x > 1)[0],
+    "_unique2": lambda x: x.unique(),
+    "unique_dim": lambda x: x.unique(dim=1),
+    "unique_consecutive": lambda x: x.unique_consecutive(),
+    "bincount": lambda x: x[0].long().bincount(),
+    "tensor to a device": lambda x: x + torch.tensor([1.0], device=x.device),
+    "lift_fresh": lambda x: x + torch.tensor([1.0]),
+    "multinomial with a generator of its own": lambda x: x.multinomial(1, generator=torch.Generator()),
+    "exponential_ with a generator of its own": lambda x: x.clone().exponential_(generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_a_capture_refuses_what_a_gpu_would(cuda: FakeCuda, what: str) -> None:
+    made = Passes("target")
+    for _ in range(2):
+        made.run("", 0, lambda inputs, _: {"out": WAITING[what](inputs["x"])}, {"x": torch.ones(1, 4)}, 0)
+    assert made.off is not None
+    assert made.off.startswith(f"RuntimeError: {REFUSAL}: {what}")
+
+
+def test_a_capture_takes_what_a_gpu_would(cuda: FakeCuda) -> None:
+    def compute(inputs: Tensors, _length: int) -> Tensors:
+        x = inputs["x"].clone()
+        x[0, torch.arange(2)] = x[0, :2] + torch.zeros(2)
+        torch.rand(1)
+        x = x.repeat_interleave(torch.ones_like(x[0], dtype=torch.long), 1, output_size=4)
+        return {"out": x.masked_fill(x > 2, 1) + x.multinomial(1)}
+
+    made = Passes("target")
+    for _ in range(3):
+        made.run("", 0, compute, {"x": torch.ones(1, 4)}, 0)
+    assert (made.off, made.made) == (None, 1)
 
 
 # -- compiling ------------------------------------------------------------------------------------------------

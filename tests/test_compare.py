@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from trial_factory import FakeRun, trial
 from specbench.analysis.compare import METRICS, compare, independent, verdict
 from specbench.analysis.intervals import RATIO, ratio_of_sums
 from specbench.errors import SpecbenchError
+from specbench.report.comparison import method
 from specbench.store import Trial
 
 ALL = tuple(METRICS)
@@ -293,6 +295,57 @@ def test_a_method_of_one_side_is_listed() -> None:
     assert compare(run(), run(extra))["missing"][0]["reason"] == "only in NEW"
 
 
+def at_loads(*loads: tuple[int | None, float | None]) -> list[Trial]:
+    """The same trials at each (concurrency, request rate)."""
+    return [
+        replace(t, concurrency=concurrency, request_rate=rate)
+        for concurrency, rate in loads
+        for t in trials(tasks=("chat",))
+    ]
+
+
+def test_open_loops_come_after_closed_ones() -> None:
+    loads = [(None, 2.0), (8, None), (None, 0.5), (4, None)]
+    found = compare(run(at_loads(*loads)), run(at_loads(*loads)))
+    rows = [r for r in found["rows"] if (r["metric"], r["task"]) == ("tau", "overall")]
+    assert [(r["concurrency"], r["request_rate"]) for r in rows] == [
+        (4, None),
+        (8, None),
+        (None, 0.5),
+        (None, 2.0),
+    ]
+
+
+def test_what_one_side_has_is_named_with_engine_and_load() -> None:
+    served = run(at_loads((1, None), (4, None)), engine={"name": "vllm", "version": "1", "attached": True})
+    missing = compare(run(trials(tasks=("chat",))), served)["missing"]
+    said = [f"{method(place)}: {place['reason']}" for place in missing if place["method"] == "fast"]
+    assert said == [
+        "fast: only in BASE (specbench/native, one request at a time)",
+        "fast: only in NEW (vllm, one request at a time)",
+        "fast, concurrency 4: only in NEW (vllm)",
+    ]
+    one_engine = compare(run(trials(tasks=("chat",))), run(at_loads((4, None))))["missing"]
+    assert [place["reason"] for place in one_engine if place["method"] == "fast"] == [
+        "only in BASE (one request at a time)",
+        "only in NEW",
+    ]
+
+
+def test_a_failed_request_leaves_its_block_paired() -> None:
+    """Its own prompt's length is not known, where the server did not answer; the others of its block are."""
+    loads = at_loads((4, None))
+    for number, t in enumerate(loads):
+        t.batch = f"block{number // 8}"  # four questions, two methods
+        t.block = number // 8
+    new = [replace(t) for t in loads]
+    broken = next(t for t in new if t.method == "fast")
+    broken.error, broken.finish, broken.prompt_tokens = "boom", "error", 0
+    found = row(compare(run(loads), run(new), metrics=("tau",)), "tau")
+    assert found["paired"]
+    assert found["unmatched"] == {"base": 0, "new": 0}
+
+
 def failing(given: list[Trial], share: float = 1.0) -> list[Trial]:
     rows = [t for t in given if t.method == "fast"]
     for t in rows[: int(share * len(rows))]:
@@ -323,6 +376,10 @@ def test_a_faster_vanilla_is_said() -> None:
     found = compare(run(), run(new))
     assert row(found)["verdict"] == "regressed"
     assert "vanilla itself runs at 2.00x" in str(found["warnings"])
+    loads = at_loads((4, None), (8, None))
+    new = [replace(t, batch_s=(t.batch_s or 0) * (0.5 if t.concurrency == 8 else 1)) for t in loads]
+    moved = [w["message"] for w in compare(run(loads), run(new))["warnings"] if w["code"] == "vanilla-moved"]
+    assert [message[:42] for message in moved] == ["concurrency 8: vanilla itself runs at 2.00"]
 
 
 def test_outputs_that_differ_more_than_before_are_said() -> None:

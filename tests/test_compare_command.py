@@ -59,6 +59,72 @@ def test_exit_codes(results: Path) -> None:
     assert call(results, "base", results / "slow").code == 1
 
 
+def with_ids(ids: list[int], **last: list[int]) -> list[Trial]:
+    """Trials that put out `ids`, the last one of a method something else."""
+    given = [replace(trial, output_ids=list(ids)) for trial in trials(questions=3)]
+    for method, other in last.items():
+        max((t for t in given if t.method == method), key=lambda t: t.block).output_ids = other
+    return given
+
+
+def test_identical_outputs(tmp_path: Path) -> None:
+    """A wrong token somewhere leaves every metric as it is: `--identical` finds it."""
+    half = {"target__dtype": "bfloat16"}
+    write_run(tmp_path / "eager", with_ids([5, 6, 7]))
+    write_run(tmp_path / "same", with_ids([5, 6, 7]))
+    write_run(tmp_path / "wrong", with_ids([5, 6, 7], fast=[5, 8, 7]))
+    write_run(tmp_path / "short", with_ids([5, 6, 7], vanilla=[5, 6]))
+    write_run(tmp_path / "half", with_ids([5, 6, 7]), **half)
+    write_run(tmp_path / "half-wrong", with_ids([5, 6, 7], fast=[5, 8, 7]), **half)
+    where = "code q2 turn 0 at token"
+    for base, new, code, said in (
+        ("eager", "same", 0, "12 of 12 greedy outputs are identical"),
+        (
+            "eager",
+            "wrong",
+            1,
+            f"11 of 12 greedy outputs are identical; the first that differs: fast, {where} 1, 6 in",
+        ),
+        ("eager", "short", 1, f"vanilla, {where} 2, 7 in BASE, an end in NEW"),
+        ("half", "half-wrong", 0, "11 of 12"),
+    ):
+        found = call(tmp_path, base, new, "--identical")
+        assert (found.code, said in found.out) == (code, True), found.out
+        assert call(tmp_path, base, new).code == 0
+    found = call(tmp_path, "eager", "wrong", "--identical", "--json")
+    assert found.code == 1
+    assert "11 of 12" in found.err
+    assert json.loads(found.out)["identical"] == {
+        "compared": 12,
+        "identical": 11,
+        "first_difference": {
+            "method": "fast", "task": "code", "question": "q2", "turn": 0, "token": 1, "base": 6, "new": 8
+        },
+        "failure": True,
+    }  # fmt: skip
+
+
+def test_outputs_that_cannot_be_identical_are_refused(tmp_path: Path) -> None:
+    hot = {"config__temperature": 0.7}
+    longer = {"config__max_new_tokens": 96}
+    for name, given, changed in (
+        ("plain", with_ids([5]), {}),
+        ("unknown", with_ids([]), {}),
+        ("hot", with_ids([5]), hot),
+        ("hot2", with_ids([5]), hot),
+        ("longer", with_ids([5]), longer),
+    ):
+        write_run(tmp_path / name, given, **changed)
+    for base, new, said in (
+        ("hot", "hot2", "only greedy outputs can be identical"),
+        ("plain", "longer", "outputs of other lengths are not identical: chat 48 and 96"),
+        ("plain", "unknown", "the runs share no output of a prompt"),
+    ):
+        found = call(tmp_path, base, new, "--identical")
+        assert found.code == 2
+        assert said in found.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

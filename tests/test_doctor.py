@@ -59,6 +59,7 @@ HEALTHY: dict[str, Any] = {
         "torchao": "0.18.0",
         "device": "cpu",
         "schemes": {"int8": None, "int4": None, "fp8": "it needs a CUDA device, and this is a cpu"},
+        "failed": {},
     },
     "fingerprint": "abc",
 }
@@ -67,7 +68,7 @@ GRAPHS = {
     "dtype": "float32",
     "agreement": {"vanilla": 1.0, "tree": 0.5},
     "difference": 1e-6,
-    "shapes": ["2x1x64"],
+    "shapes": {"random target": ["2x1x64"], "draft network": ["2x4x64"]},
     "eager": None,
     "reads": 1.0,
     "passed": False,
@@ -117,6 +118,13 @@ def test_a_healthy_machine_has_no_problems() -> None:
         ({"clocks": {"cuda:0": [CLOCK]}}, "differ by 2.0% from the host's clock over 50 ms"),
         ({"graphs": {"cuda:0": [GRAPHS]}}, "graphs in float32 say something else"),
         ({"graphs": {"cuda:0": [{**GRAPHS, "eager": "no memory"}]}}, "no CUDA graphs (no memory)"),
+        (
+            {"graphs": {"cuda:0": [{**GRAPHS, "shapes": {"target": ["2x1x64"], "draft network": []}}]}},
+            "no CUDA graphs (none was made of the draft network)",
+        ),
+        ({"clocks": {"cuda:0": "CUDA out of memory"}}, "clocks could not be made: CUDA out of memory"),
+        ({"graphs": {"cuda:0": "CUDA out of memory"}}, "graphs could not be made: CUDA out of memory"),
+        ({"quantisation": {"failed": {"int4": "no kernel"}}}, "quantised to int4 does not work: no kernel"),
         ({"unmet": ["datasets 1.0 is installed, datasets>=3 is needed"]}, "datasets 1.0"),
     ],
 )
@@ -125,7 +133,7 @@ def test_each_problem_is_one_note_and_does_not_stop_a_run(changes: dict[str, Any
     assert said in problem.what
     assert problem.advice
     assert not problem.fatal
-    assert problem.failed == bool(changes.keys() & {"clocks", "graphs"})
+    assert problem.failed == bool(changes.keys() & {"clocks", "graphs", "quantisation"})
 
 
 @pytest.mark.parametrize(
@@ -195,6 +203,33 @@ def test_strict_fails_where_a_self_check_did(app: typer.Typer, monkeypatch: pyte
         assert invoke(app, monkeypatch, found, "--strict").exit_code == code
         assert invoke(app, monkeypatch, found).exit_code == 0
     assert invoke(app, monkeypatch, facts(hub={"reachable": False}), "--strict").exit_code == 0
+
+
+def test_strict_says_where_there_was_no_gpu_to_check(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "no GPU: no self-check of one was made\n"
+    assert invoke(app, monkeypatch, HEALTHY, "--strict").stderr == said
+    assert invoke(app, monkeypatch, facts(gpu=GPU), "--strict").stderr == ""
+    assert invoke(app, monkeypatch, HEALTHY).stderr == ""
+
+
+def test_a_gpu_whose_memory_is_taken_is_a_note_and_no_traceback(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_device: str) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256 MiB.\nmore")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("specbench.measure.clock_check.check_cuda_clock", full)
+    monkeypatch.setattr("specbench.graph_check.check_graphs", full)
+    found = facts(gpu=GPU, clocks=checks.clocks(), graphs=checks.graphs())
+    result = invoke(app, monkeypatch, found, "--strict")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout.count("could not be made: ") == 2
+    assert "Tried to allocate 256 MiB." in result.stdout
+    assert json.loads(invoke(app, monkeypatch, found, "--json").stdout)["ok"] is True
 
 
 def test_gathering_looks_at_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

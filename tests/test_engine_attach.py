@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import fake_wire
 import pytest
 from engine_kit import PROMPT, read, setup_of, truth
-from fake_server import FakeServer, sse, text
+from fake_server import Answer, FakeServer, sse, text
 from tiny_folder import Workplace
 
 from specbench.engines import find_engine
@@ -79,9 +81,55 @@ def test_a_server_taken_for_the_other_is_refused(place: Workplace, servers: Star
     other = servers(vllm(*SPECULATING)) if swapped else plain
     result = place.run("--url", plain.url, "--baseline-url", other.url, "--method", "prompt-lookup")
     assert result.code == 2, result.err
-    errors = {row["error"] for row in place.rows() if row["error"]}
-    assert f"the server at {plain.url} does not speculate" in errors
-    assert (f"the server at {other.url} speculates" in errors) is swapped
+    wrong = f"{other.url} speculates" if swapped else f"{plain.url} does not speculate"
+    hint = "  hint: --url is the server that speculates, --baseline-url the one that does not"
+    assert result.error_lines == [f"error: the server at {wrong}", hint]
+    assert not (place.results / "r").exists()
+
+
+def models(*names: str) -> Answer:
+    return text(json.dumps({"data": [{"id": name} for name in names]}))
+
+
+def test_a_server_of_several_models_none_of_which_is_the_target(place: Workplace, servers: Start) -> None:
+    server = servers(vllm())
+    server.routes["/v1/models"] = models("a/other", "b/another")
+    result = place.run("--url", server.url)
+    assert result.code == 2
+    called = f"error: the server at {server.url} serves a/other, b/another: none is called {place.target}"
+    assert result.error_lines[0] == called
+    assert not (place.results / "r").exists()
+
+
+def test_the_target_among_several_models(place: Workplace, servers: Start) -> None:
+    name = f"org/{Path(place.target).name}"
+    server = servers(fake_wire.VLLM(fake_wire.VLLM.parser({}).parse_args(["serve", name])))
+    server.routes["/v1/models"] = models("a/other", name)
+    server.routes["/version"] = text('{"version": "0.99"}')
+    result = place.run("--url", server.url)
+    assert result.code == 0, result.err
+    assert "taken to be" not in result.err
+    engine = place.manifest()["engine"]
+    assert (engine["served"], engine["version"]) == ({"vanilla": name}, "0.99")
+
+
+def test_another_model_than_the_target_is_told_of(place: Workplace, servers: Start) -> None:
+    server = servers(vllm())
+    result = place.run("--url", server.url)
+    assert result.code == 0, result.err
+    assert result.err.count(f"serves served: taken to be {place.target}") == 1
+    assert place.manifest()["engine"]["served"] == {"vanilla": "served"}
+
+
+def test_nothing_at_the_address(place: Workplace) -> None:
+    result = place.run("--url", "http://127.0.0.1:9/")
+    assert result.code == 2
+    assert result.error_lines == [
+        "error: nothing answers at http://127.0.0.1:9/",
+        "  hint: start the server, or check its address",
+    ]
+    assert "warming up" not in result.err
+    assert not (place.results / "r").exists()
 
 
 @pytest.mark.parametrize(

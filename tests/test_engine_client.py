@@ -191,7 +191,16 @@ def test_a_connection_that_breaks_after_a_token_is_not_tried_again() -> None:
 
 def test_a_connection_that_breaks_before_anything_came_is_tried_again() -> None:
     found, server = exchange([Answer(cut=True), stream(["a"], usage=1)])
-    assert (found.error, found.retries, len(server.requests)) == (None, 1, 2)
+    assert (found.error, found.retries, len(server.requests)) == (
+        None,
+        0,
+        2,
+    )  # it may have been idle too long
+
+
+def test_a_connection_that_keeps_breaking_is_counted() -> None:
+    found, server = exchange([Answer(cut=True), Answer(cut=True), stream(["a"], usage=1)])
+    assert (found.error, found.retries, len(server.requests)) == (None, 1, 3)
 
 
 def test_timeouts() -> None:

@@ -35,6 +35,7 @@ def test_it_does_not_speculate(spec: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--method", "prompt-lookup"], "deepspeed-mii has no method 'prompt-lookup'"),
         ([], "deepspeed-mii has no greedy decoding over HTTP"),
         (["--temperature", 0.7, "--ignore-eos"], "deepspeed-mii cannot be told to go on after EOS"),
     ],

@@ -164,3 +164,15 @@ def test_the_reset_counters_of_a_run(
         ("metrics-delta", 7),
         ("metrics-delta", 7),
     ]
+
+
+def test_counters_of_others_too_are_not_used(
+    make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a server that others use: what the answers tell stays, and it is said once."""
+    place = at_work(make_place("others"), "vllm", monkeypatch, others=3)
+    result = place.run("--method", "prompt-lookup", "--repeats", 1)
+    assert result.code == 0, result.err
+    assert result.err.count("counted other drafts than those of this run's answers") == 1
+    told = [row["acceptance"] for row in place.rows() if row["method"] == "prompt-lookup"]
+    assert {(one["source"], one["scope"], one["accepted"]) for one in told} == {("response", "request", 7)}

@@ -117,4 +117,10 @@ def test_transformers_serve(make_place: Callable[[str], Workplace]) -> None:
     assert all(row["agreement"]["same"] for row in fast)
     assert all(row["acceptance"]["target_steps"] == 12 - row["acceptance"]["accepted"] for row in fast)
     assert {row["acceptance"]["source"] for row in fast} == {"derived"}
+    for row in fast:  # the first step drafts too: all of them are rounds
+        assert (row["rounds"]["emitted"], row["rounds"]["count"]) == (
+            [12],
+            [row["acceptance"]["target_steps"]],
+        )
+    assert all(1 <= row["arrivals"]["tokens"][0] <= 12 for row in rows)
     assert "tokenised again" not in result.err

@@ -10,7 +10,7 @@ import pytest
 
 from specbench.engines import find_engine
 from specbench.engines.base import Engine, Setup, flags_in
-from specbench.engines.record import Event
+from specbench.engines.record import Arrival, Event, Reply
 from specbench.engines.terms import Launch, Limits, Prompt
 from specbench.engines.xllamacpp_server import parser
 from specbench.spec import parse_spec
@@ -77,6 +77,8 @@ def test_llama_cpp_s_request() -> None:
     }
     route, chat = LLAMA.request(PROMPT, Limits(9), Setup("vanilla", chat=True), "m")
     assert (route, chat["messages"], chat["cache_prompt"]) == ("/v1/chat/completions", PROMPT.messages, False)
+    _, chat = LLAMA.request(PROMPT, Limits(9, 0.7, 0.9, 0), Setup("vanilla", chat=True), "m")
+    assert (chat["top_p"], chat["top_k"], chat["min_p"]) == (0.9, 0, 0.0)
 
 
 def test_nothing_drafted_is_zero_and_no_timings_is_unknown() -> None:
@@ -98,8 +100,20 @@ def test_the_decode_counter_tells_of_a_step_that_only_ended_the_answer() -> None
     reply = LLAMA.read([*tokens, Event(1.0, {"stop": True, "stop_type": "eos", "timings": said})], Setup("x"))
     drafting = setup(LLAMA, "prompt-lookup")
     assert LLAMA.record([reply], {"decodes": 3, "verify_steps": 2}, drafting)[0].target_steps == 3
-    assert LLAMA.record([reply, reply], {"decodes": 6, "verify_steps": 4}, drafting)[0].target_steps == 3
+    assert LLAMA.record([reply, reply], {"decodes": 6, "verify_steps": 4}, drafting)[0].target_steps == 2
     assert reply.finish == "eos"
+
+
+@pytest.mark.parametrize("name", ["batch-size", "batch_size"])
+def test_a_prompt_s_decodes_are_of_the_batch_that_was_asked_for(name: str) -> None:
+    """600 tokens of prompt in batches of 256 are 3 decodes, 2 more than the one that gives the first token."""
+    said = {"predicted_n": 8, "draft_n": 4, "draft_n_accepted": 4}
+    reply = Reply("", [Arrival(0.0, 1)], [4], 600, 8, "length", {"timings": said})
+    spec = parse_spec("prompt-lookup")
+    for extra, decodes in (({}, 4), ({name: "256"}, 6)):
+        drafting = LLAMA.setup("prompt-lookup", spec, None, extra)
+        (record,) = LLAMA.record([reply], {"decodes": decodes, "verify_steps": 2}, drafting)
+        assert record.target_steps == 4
 
 
 def test_transformers_serve() -> None:

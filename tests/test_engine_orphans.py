@@ -14,6 +14,7 @@ import pytest
 
 from specbench.engines.base import Engine
 from specbench.engines.terms import Command
+from specbench.serving import guard
 from specbench.serving.server import Server
 
 HOLDER = """
@@ -63,6 +64,20 @@ say(f"{role} cleared up")
 """
 
 
+# A server that ends at SIGTERM, though not at once.
+SLOW_TO_END = """
+import signal, sys, time
+def told(*_):
+    print("told", flush=True)
+    time.sleep(1.0)
+    print("ended", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, told)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
 def wait_for(condition: object, seconds: float = 20.0) -> None:
     until = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
@@ -97,3 +112,38 @@ def test_a_server_stops_its_workers_itself_and_what_it_leaves_may_clear_up(tmp_p
     assert "worker ended with 0" in said
     assert "worker signalled" not in said
     assert "helper cleared up" in said
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_guard_that_is_stopped_by_name_stops_its_server(tmp_path: Path, times: int) -> None:
+    """By the first SIGTERM; the second, while the server ends, changes nothing."""
+    log = tmp_path / "log"
+    argv = [sys.executable, guard.__file__, "20", sys.executable, "-c", SLOW_TO_END]
+    with log.open("wb") as out:
+        one = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out, stderr=out)
+    try:
+        wait_for(lambda: "up\n" in log.read_text(encoding="utf-8"))
+        family = psutil.Process(one.pid).children()
+        for _ in range(times):
+            one.send_signal(signal.SIGTERM)
+            wait_for(lambda: "told\n" in log.read_text(encoding="utf-8"))
+        assert one.wait(20) == 0
+        assert log.read_text(encoding="utf-8").split() == ["up", "told", "ended"]
+        assert not psutil.wait_procs(family, timeout=20)[1]
+    finally:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own word is Linux's")
+def test_a_server_is_told_when_its_guard_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    argv = [sys.executable, guard.__file__, "20", sys.executable, "-c", SLOW_TO_END]
+    with log.open("wb") as out:
+        one = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out, stderr=out)
+    wait_for(lambda: "up\n" in log.read_text(encoding="utf-8"))
+    family = psutil.Process(one.pid).children()
+    one.kill()
+    one.communicate()
+    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert log.read_text(encoding="utf-8").split() == ["up", "told", "ended"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +15,10 @@ from specbench.analysis.summary import summarise
 from specbench.engines import find_engine
 from specbench.engines.base import Engine, Setup
 from specbench.engines.prometheus import counters, delta
-from specbench.engines.record import Acceptance, Arrival, Reply, shared_out, with_steps
+from specbench.engines.record import Acceptance, Arrival, Reply, shared_out, shared_within, with_steps
 from specbench.engines.terms import Launch
 from specbench.errors import SpecbenchError
+from specbench.serving.answers import with_opening
 from specbench.serving.client import Exchange
 from specbench.serving.rows import Answered, fill, rounds_of
 from specbench.spec import parse_spec
@@ -115,6 +117,67 @@ def test_steps_at_eos_are_at_least_the_verified_drafts() -> None:
     assert with_steps(Acceptance(completion_tokens=8)).target_steps is None
 
 
+def llama_reply(tokens: int, drafted: int, accepted: int, finish: str = "length") -> Reply:
+    timings = {"predicted_n": tokens} | (
+        {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
+    )
+    return replace(reply(tokens, timings=timings), finish=finish)
+
+
+def test_of_requests_side_by_side_the_steps_are_their_own() -> None:
+    """A: 20 of 20 accepted in 2 verify steps; B: none of 49 in 6; C drafted nothing; D 7 of 7 in one step.
+
+    Verify steps are shared by what was drafted and positions by what was accepted, never by the length of answers.
+    """
+    engine = find_engine("llama.cpp")
+    replies = [llama_reply(24, 20, 20), llama_reply(24, 49, 0), llama_reply(24, 0, 0), llama_reply(24, 7, 7)]
+    counted = {"accepted": 27, "drafted": 76, "verify_steps": 9, "decodes": 60}
+    deep = [3, 3, 3, 3, 3, 3, 3, 2, 2, 2]
+    counted |= {"per_position": 27} | {f"per_position@{at}": count for at, count in enumerate(deep)}
+    found = engine.record(replies, counted, setup("prompt-lookup", engine=engine))
+    assert [one.target_steps for one in found] == [4, 24, 24, 17]
+    verified = [one.verify_steps or 0 for one in found]
+    assert sum(verified) == 9
+    assert verified[2] == 0
+    assert all(1 <= verified[i] < (found[i].target_steps or 0) for i in (0, 1, 3))
+    positions = [one.per_position or [] for one in found]
+    assert [sum(counts) for counts in positions] == [20, 0, 0, 7]
+    assert [sum(counts) for counts in zip(*positions, strict=True)] == deep
+    assert {one.scope for one in found} == {"server"}
+    assert {one.source for one in found} == {"response"}
+    assert [(one.accepted, one.drafted) for one in found] == [(20, 20), (0, 49), (0, 0), (7, 7)]
+
+
+def test_two_unequal_replies() -> None:
+    engine = find_engine("llama.cpp")
+    counted = {"accepted": 20, "drafted": 69, "verify_steps": 8}
+    found = engine.record(
+        [llama_reply(24, 20, 20), llama_reply(24, 49, 0)], counted, setup("prompt-lookup", engine=engine)
+    )
+    assert [(one.target_steps, one.verify_steps) for one in found] == [(4, 2), (24, 6)]
+
+
+def test_shares_keep_within_what_is_possible() -> None:
+    assert shared_within(10, [1, 9], [1, 9]) == [1, 9]  # one drafted token a step
+    assert shared_within(5, [7, 93], [9, 9]) == [1, 4]  # who drafted at all took a step for it
+    assert shared_within(8, [90, 10], [3, 9]) == [3, 5]
+    assert shared_within(8, [10, 90], [9, 3]) == [5, 3]
+    assert shared_within(0, [3, 0], [2, 2]) == [0, 0]
+    assert sum(shared_within(9, [5, 4], [2, 3])) == 9  # impossible: the sum is still the server's
+
+
+def test_counters_that_are_not_these_requests_are_known() -> None:
+    """Other traffic, or a counter that was read too early."""
+    engine = find_engine("llama.cpp")
+    replies = [llama_reply(24, 17, 13), llama_reply(24, 0, 0)]
+    assert engine.accounts_for(replies, {"accepted": 13, "drafted": 17, "verify_steps": 3})
+    assert not engine.accounts_for(replies, {"accepted": 19, "drafted": 50, "verify_steps": 8})
+    assert not engine.accounts_for(replies, {"accepted": 0, "drafted": 0, "verify_steps": 0})
+    assert Fake().accounts_for(replies, {"accepted": 19})  # whose answers do not tell
+    derived = [reply(24, avg_decoded_tokens_per_iter=1.51)]
+    assert find_engine("tensorrt-llm").accounts_for(derived, {"accepted": 9})
+
+
 # -- rounds ------------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +199,46 @@ def test_rounds_that_are_told_apart_are_cut_where_the_answer_ends() -> None:
     rounds = rounds_of(Acceptance(4, 4, 1, 6, 10, steps=steps[:1]), [Arrival(0.0, 1), Arrival(1.0, 9)])
     assert (rounds.emitted, rounds.count, rounds.with_draft) == ([5, 4], [1, 4], [1, 0])
     assert rounds.drafted == [4, 0]
+
+
+def test_rounds_where_the_first_step_drafts_too() -> None:
+    """Two identical turns: 24 tokens in 3 steps of 11 at most. Without the first there would be 11.5 a round."""
+    record = Acceptance(21, None, None, 3, 24, source="derived")
+    rounds = rounds_of(record, [Arrival(1.0, 8), Arrival(2.0, None)], first_drafts=True)
+    assert (rounds.emitted, rounds.count, rounds.accepted) == ([24], [3], [21])
+    assert list(rounds.round_s or ()) == [0.5]
+    one = Acceptance(6, None, None, 1, 7, source="derived")
+    rounds = rounds_of(one, [Arrival(1.0, 7)], first_drafts=True)
+    assert (rounds.emitted, rounds.count, rounds.round_s) == ([7], [1], None)
+
+
+def test_decode_is_of_the_tokens_after_the_first_event() -> None:
+    """The first event of 8 bears 3 tokens: seconds a token are over the other 5."""
+    trials = []
+    for n in range(6):
+        made = trial("vanilla", str(n), Acceptance(0, 0, 0, 8, 8), 1.0, [0.1] * 5)
+        assert made.arrivals is not None
+        made.arrivals["tokens"][0] = 3
+        trials.append(made)
+    assert overall(trials, "vanilla")["tpot_s"] == pytest.approx(0.1)
+
+
+def test_the_first_event_s_tokens_are_those_of_its_text() -> None:
+    def tokenizer(text: str, add_special_tokens: bool) -> dict[str, list[str]]:
+        assert not add_special_tokens
+        return {"input_ids": text.split()}
+
+    def opened(*arrivals: Arrival, tokens: int = 9) -> list[int | None]:
+        found = with_opening(tokenizer, Reply("a b c d e", list(arrivals), None, 5, tokens, opening="a b c"))
+        return [arrival.tokens for arrival in found.arrivals]
+
+    assert opened(Arrival(0.0, None), Arrival(1.0, None)) == [3, None]
+    assert opened(Arrival(0.0, None), Arrival(1.0, None), tokens=3) == [
+        2,
+        None,
+    ]  # the others bear one at least
+    assert opened(Arrival(0.0, None)) == [9]
+    assert opened(Arrival(0.0, 2), Arrival(1.0, None)) == [2, None]
 
 
 # -- the summary -------------------------------------------------------------------------------------------------
@@ -179,7 +282,7 @@ def test_tokens_per_round_both_ways() -> None:
     assert row["speedup"]["point"] == pytest.approx((1 + 95 * 0.02) / (1 + 95 * 0.01))
     assert row["tpot_s"] == pytest.approx(0.01)
     assert row["itl_s"]["p50"] == pytest.approx(0.01)
-    assert row["round_s"]["p50"] == pytest.approx(0.95 / 82)
+    assert row["round_s"]["p50"] is None  # of one entry for all rounds only their mean is known
     base = overall(trials, "vanilla")
     assert (base["tau"]["point"], base["accepted_histogram"]) == (1.0, [6 * 95])
 
@@ -217,6 +320,14 @@ def test_requests_beside_each_other_are_one_batch() -> None:
     assert row["speedup"]["point"] == pytest.approx(4.0)
     assert row["decode_speedup"]["point"] == pytest.approx(0.20 / 0.10)
     assert (row["concurrency"], row["trials"]) == (2, 24)
+
+
+def test_a_prompt_that_the_server_does_not_count_keeps_its_length() -> None:
+    made = Trial("t", "q", None, 0, "vanilla", 1, 0, prompt_tokens=7)
+    for counted, kept in ((None, 7), (8, 8)):
+        answer = Reply("x", [Arrival(1.0, 1)], [1], counted, 1)
+        fill(made, Answered(Exchange(0.0), answer, Acceptance(0, 0, 0, 1, 1)), 1.0, keep_text=True)
+        assert made.prompt_tokens == kept
 
 
 def test_rows_survive_the_disk() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -190,6 +191,30 @@ def test_a_server_is_warmed_up_for_each_load(place: Workplace, two: Two) -> None
     base, _ = two
     assert place.run("--url", base.url, "--warmup", 1, "--concurrency", "1,3").code == 0
     assert len(base.bodies("/v1/completions")) - len(place.rows()) == 1 + 3
+    before = len(base.bodies("/v1/completions"))
+    assert place.run("--url", base.url, "--warmup", 1, "--request-rate", "100", name="rate").code == 0
+    assert len(base.bodies("/v1/completions")) - before - len(place.rows("rate")) == 3  # all may meet
+
+
+def test_a_warm_up_that_fails_is_told_of_once(place: Workplace) -> None:
+    model = Imitation(0)
+    answers = [text('{"error": {"message": "too warm"}}', 400)] * 2
+    with FakeServer(
+        {"/v1/completions": lambda body: answers.pop() if answers else model.complete(body)}
+    ) as served:
+        result = place.run("--url", served.url, "--warmup", 2)
+    assert result.code == 0, result.err
+    assert result.err.count("vanilla: its warm-up failed: HTTP 400: too warm") == 1
+
+
+def test_a_connection_that_was_idle_too_long_is_no_news(place: Workplace) -> None:
+    model = Imitation(0)
+    cut = [Answer(cut=True)]
+    with FakeServer({"/v1/completions": lambda body: cut.pop() if cut else model.complete(body)}) as served:
+        result = place.run("--url", served.url)
+    assert result.code == 0, result.err
+    assert {row["retries"] for row in place.rows()} == {0}
+    assert "were sent again" not in result.err
 
 
 def test_a_learning_server_starts_anew_for_each_pass(place: Workplace) -> None:
@@ -233,6 +258,18 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(
     assert not place.results.exists()
 
 
+def test_a_dry_run_says_what_the_run_would_note(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = {
+        "prompt-lookup": replace(fake_engine.Fake.methods["prompt-lookup"], note="spelt otherwise in 2.0")
+    }
+    fake_engine.install(monkeypatch, methods=noted, warnings=("fakes all",))
+    for where in ([], ["--url", "http://host", "--baseline-url", "http://host"]):
+        result = place.run("--method", "prompt-lookup", "--dry-run", *where)
+        assert result.code == 0, result.err
+        assert "note: prompt-lookup: spelt otherwise in 2.0" in result.err
+        assert "note: fakes all" in result.err
+
+
 def test_a_dry_run_s_commands_are_the_run_s(place: Workplace) -> None:
     """But for the port: that is chosen when a server is started."""
 
@@ -255,7 +292,12 @@ def test_a_dry_run_s_commands_are_the_run_s(place: Workplace) -> None:
 def test_the_manifest_does_not_name_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     words = ["/home/ann/v/bin/serve", '{"model":"/home/ann/draft"}', "/home/anna", "m"]
-    assert [without_home(word) for word in words] == ["~/v/bin/serve", '{"model":"~/draft"}', "/home/anna", "m"]
+    assert [without_home(word) for word in words] == [
+        "~/v/bin/serve",
+        '{"model":"~/draft"}',
+        "/home/anna",
+        "m",
+    ]
 
 
 def test_a_dry_run_without_the_target_s_tokenizer_says_what_it_guesses(place: Workplace) -> None:
@@ -287,12 +329,24 @@ def test_a_server_that_crashes_at_start_says_why(place: Workplace) -> None:
     message, hint = error_of(place, "--method", "prompt-lookup")
     assert "fake stopped by itself (exit 1): RuntimeError: CUDA out of memory: tried" in message
     assert "Traceback" not in message + hint
+    (log,) = (place.results / "r" / "logs").iterdir()  # without vanilla no other server is started
+    assert hint == f"  hint: see its log, {log}"
+    assert place.manifest()["status"] == "failed"
+
+
+def test_what_an_engine_s_adapter_knows_of_a_crash_is_said(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.install(monkeypatch, cures={"out of memory": "buy more"})
+    place.defaults[1] = "fake:crash=true"
+    assert error_of(place)[1].startswith("  hint: buy more; see its log")
 
 
 def test_a_method_whose_server_crashes_does_not_end_the_run(place: Workplace) -> None:
     result = place.run("--method", "prompt-lookup:engine.crash=true", "--method", "suffix")
     assert result.code == 2
     assert "nothing was measured of prompt-lookup:engine.crash=true: fake stopped by itself" in result.err
+    assert f"see its log, {place.results / 'r' / 'logs'}" in result.err.replace("\n", "")
     failed = {row["method"] for row in place.rows() if row["error"]}
     assert failed == {"prompt-lookup:engine.crash=true"}
     assert sum(row["method"] == "suffix" and row["error"] is None for row in place.rows()) == 8
@@ -305,12 +359,23 @@ def test_a_stream_that_breaks_is_a_failed_row(place: Workplace) -> None:
     broken = [row for row in rows if row["error"]]
     assert 0 < len(broken) < len(rows)
     assert all("the connection broke" in row["error"] for row in broken)
+    sent = {(row["question"], row["turn"]): row["prompt_tokens"] for row in place.rows() if not row["error"]}
+    assert all(row["prompt_tokens"] == sent[row["question"], row["turn"]] > 0 for row in broken)
     assert f"{len(broken)} of 16 trials failed" in result.err
 
 
 def test_what_is_not_installed(place: Workplace) -> None:
     place.defaults[1] = "fake:binary=missing"
     assert error_of(place) == ["error: missing is not installed", "  hint: pip install fake-engine"]
+
+
+def test_a_program_whose_help_does_not_come(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(probe, "output_of", lambda argv: server.output_of(slow, within_s=0.2))
+    message, hint = error_of(place)
+    assert message == "error: fake does not print its help: it was not done after 0.2 s"
+    assert "try once more" in hint
+    assert server.output_of([str(place.path / "none")])[0] is None
 
 
 def test_a_flag_that_was_removed_is_caught_before_anything_starts(place: Workplace) -> None:
@@ -381,6 +446,8 @@ def test_attached_servers_are_used_as_they_are(
         (["--baseline-url", "http://127.0.0.1:1"], "--baseline-url is given without --url"),
         (["--url", "http://me:secret@host"], "--url holds a name or password, which would be written down"),
         (["--url", "http://host/v1?key=secret"], "--url holds a query"),
+        (["--url", "http://host", "--baseline-url", "http://b?k=s"], "--baseline-url holds a query"),
+        (["--url", "http://host", "--baseline-url", "b"], "--baseline-url b is no address of a server"),
         *(
             (["--url", url], f"--url {url} is no address of a server")
             for url in (
@@ -394,7 +461,7 @@ def test_attached_servers_are_used_as_they_are(
         ),
         (
             ["--url", "http://127.0.0.1:1"],
-            "nothing was measured of vanilla: nothing answers at http://127.0.0.1:1",
+            "error: nothing answers at http://127.0.0.1:1",
         ),
         (["--engine", "fake:api-key=x"], "--api-key would write a secret into logs"),
         (["--engine", "fake:apikey=x"], "--apikey would write a secret into logs"),

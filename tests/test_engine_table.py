@@ -83,6 +83,13 @@ def warned(*runs: FakeRun) -> list[str]:
     return [w["message"] for w in summarise(runs)["warnings"] if w["code"] == "engines"]
 
 
+def test_a_precision_that_was_left_to_the_engine() -> None:
+    (table,) = tables(summarise([native(), run("theirs", "vllm", target=TARGET | {"dtype": "auto"})]))
+    assert (
+        "the weights are run at different precisions: ours float32, theirs the engine's choice" in table.notes
+    )
+
+
 # -- which belong together -----------------------------------------------------------------------------------
 
 
@@ -261,13 +268,35 @@ def test_batch_sizes_and_concurrencies_share_an_axis() -> None:
         said = {d.drawing.name: d.said for d in figures.draw_engines(table)}
     assert list(said) == ["engines-speedup", "engines-throughput"]
     assert [part.partition(":")[0] for part in said["engines-speedup"].split("; ")] == [
-        "specbench/native fast",
-        "llama.cpp fast",
+        "specbench/native 9.9 fast",
+        "llama.cpp b7 fast",
     ]
-    assert "llama.cpp vanilla: 1 1.1 tok/s, 2 " in said["engines-throughput"]
+    assert "llama.cpp b7 vanilla: 1 1.1 tok/s, 2 " in said["engines-throughput"]
     text = " ".join(printed([swept(native(), "batch_size"), swept(served(), "concurrency")]).split())
     assert "ours: fast pays at every batch size measured" in text
     assert "theirs: fast pays at every concurrency measured" in text
+
+
+@pytest.mark.parametrize(
+    ("versions", "labels"),
+    [
+        (("0.8.5", "0.9.1"), ["specbench/native 9.9 fast", "vllm 0.8.5 fast", "vllm 0.9.1 fast"]),
+        (("b7", "b7"), ["specbench/native 9.9 ours fast", "vllm b7 a fast", "vllm b7 b fast"]),
+    ],
+)
+def test_versions_and_runs_of_an_engine_are_lines_of_their_own(
+    versions: tuple[str, str], labels: list[str]
+) -> None:
+    both = [run(name, "vllm") for name in "ab"]
+    for one, version in zip(both, versions, strict=True):
+        one.manifest["engine"]["version"] = version
+    served_ones = [swept(one, "concurrency") for one in both]
+    (table,) = tables(summarise([swept(native(), "batch_size"), *served_ones]))
+    with figures.style.styled():
+        said = {d.drawing.name: d.said for d in figures.draw_engines(table)}["engines-speedup"]
+    lines = [part.partition(": ") for part in said.split("; ")]
+    assert [label for label, _, _ in lines] == labels
+    assert all([point.split()[0] for point in points.split("], ")] == ["1", "2", "4"] for *_, points in lines)
 
 
 # -- both tokens-per-round figures ---------------------------------------------------------------------------

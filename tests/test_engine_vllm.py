@@ -106,6 +106,13 @@ def test_the_cpu_build_s_sampled_answers_are_not_lossless() -> None:
     assert setup_of(VLLM).doubted(doubt) == setup_of(VLLM)
 
 
+def test_what_helps_where_its_share_of_the_memory_is_not_free() -> None:
+    """As `request_memory` of vllm/v1/worker/utils.py says it."""
+    said = "ValueError: Free memory on device cpu (3/8 GiB) on startup is less than desired GPU memory utilization"
+    (cure,) = (cure for sign, cure in VLLM.cures.items() if sign in said.casefold())
+    assert "vllm:gpu_memory_utilization=0.5" in cure
+
+
 def test_threads_hold_on_a_cpu_too() -> None:
     assert VLLM.environment(setup_of(VLLM), launch()) == {"VLLM_NO_USAGE_STATS": "1"}
     environment = VLLM.environment(setup_of(VLLM), launch(threads=4))

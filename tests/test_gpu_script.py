@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 ABSENT = ("gguf", "datasets", "platformdirs", "pydivsufsort", "pyarrow", "xllamacpp", "msgspec")
 STUB = """#!{python}
 import json, os, pathlib, sys
+if sys.argv[1] == "-c":
+    sys.exit("BARE" in os.environ)
 argv = sys.argv[3:]
 with open(os.environ["SEEN"], "a") as file:
     file.write(json.dumps(argv) + "\\n")
@@ -29,7 +31,7 @@ if argv[0] == "run":
     (folder / "manifest.json").write_text("{{}}")
 print("said", argv[0])
 """
-RUNS = ["eager-float32", "graphs-float32", "dense", "batches", "mixture", "text", "compiled"]
+RUNS = ["eager-float32", "graphs-float32", "dense", "batches", "mixture", "text", "quantised", "compiled"]
 
 
 def gpu(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +56,8 @@ def test_every_command_of_the_script_exists(tmp_path: Path) -> None:
     assert [words[words.index("--name") + 1] for words in seen if words[0] == "run"] == RUNS
     for words in seen:
         check(words)
+    (gate,) = [words for words in seen if words[0] == "compare"]
+    assert "--identical" in gate
     assert (tmp_path / "reports/reference/here/table.md").read_text() == "said report\n"
     assert "said doctor" in (tmp_path / "reports/reference/here/log.txt").read_text()
 
@@ -73,6 +77,13 @@ def test_compiling_is_left_out_where_it_may_not_fit(tmp_path: Path, variables: d
     assert done.returncode == 0, done.stdout
     assert "the run with --compile is left out" in done.stdout
     assert not any("--compile" in words for words in seen)
+
+
+def test_nothing_is_quantised_without_the_library(tmp_path: Path) -> None:
+    done, seen = stubbed(tmp_path, BARE="1")
+    assert done.returncode == 0, done.stdout
+    assert "no torchao here: the quantised run is left out" in done.stdout
+    assert not any("--quantize" in words for words in seen)
 
 
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
@@ -146,8 +157,8 @@ def test_all_of_it_on_a_cpu_from_a_checkout_that_is_not_installed(tmp_path: Path
     assert done.returncode == 0, done.stdout
     results, reports = tmp_path / "results/reference/here", tmp_path / "reports/reference/here"
     assert {path.parent.name for path in results.glob("*/trials.jsonl")} == set(RUNS[:-1])
-    assert all((reports / run / "report.html").is_file() for run in (*RUNS[:-1], "eager-float32+5"))
+    assert all((reports / run / "report.html").is_file() for run in (*RUNS[:-1], "eager-float32+6"))
     assert "eagle3" in (reports / "table.md").read_text()
-    assert "experts a layer" in (reports / "eager-float32+5" / "report.md").read_text()
+    assert "experts a layer" in (reports / "eager-float32+6" / "report.md").read_text()
     manifest = json.loads((results / "dense" / "manifest.json").read_text())
     assert manifest["drafters"]["eagle3:draft=random"]["source"] == "random"

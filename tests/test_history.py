@@ -55,6 +55,33 @@ def test_what_is_not_the_same_stands_apart(other: dict[str, Any]) -> None:
     assert [points(found, group) for group in (0, 1)] == [["night1", "night3"], ["night2"]]
 
 
+def test_engines_stand_apart() -> None:
+    """Two engines' runs of one method are no course of one thing; versions of one engine are."""
+    served = {"name": "vllm", "version": "0.8.5", "attached": True}
+    newer, other = served | {"version": "0.9.1"}, served | {"name": "sglang"}
+    runs = [at(1), at(2, engine=served), at(3, engine=other), at(4, engine=newer), at(5)]
+    found = history(runs, "tau")
+    assert [group["engine"] for group in found["groups"]] == ["specbench/native", "vllm", "sglang"]
+    assert [points(found, group) for group in (0, 1, 2)] == [
+        ["night1", "night5"],
+        ["night2", "night4"],
+        ["night3"],
+    ]
+    versions = [point["engine_version"] for point in found["groups"][1]["series"][0]["points"]]
+    assert versions == ["0.8.5", "0.9.1"]
+    heads = [line for line in terminal(found).splitlines() if line.startswith("tiny")]
+    assert [head.split(":")[0] for head in heads] == [
+        "tiny float32",
+        "tiny float32 on vllm",
+        "tiny float32 on sglang",
+    ]
+    rows = list(csv.DictReader(io.StringIO(str(FORMATS["csv"](found)))))
+    assert [(row["engine"], row["engine_version"]) for row in rows][2:4] == [
+        ("vllm", "0.8.5"),
+        ("vllm", "0.9.1"),
+    ]
+
+
 def test_machines_stand_apart_where_they_matter() -> None:
     runs = [at(1), at(2, machine_fingerprint="m2")]
     assert len(history(runs, "speedup")["groups"]) == 1

@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from report_run import BASE, EVIL, OTHER, hostile, run
 from tiny_folder import Workplace
 from trial_factory import FakeRun, blocks
+from trial_factory import trial as trial_of
 
 from specbench.analysis.summary import summarise
 from specbench.report import FORMATS, figures
@@ -284,6 +286,71 @@ def test_the_page_keeps_its_size_whatever_the_run(monkeypatch: pytest.MonkeyPatc
     small = page(one)
     assert len(small.encode()) <= tables + 21_000 < len(whole.encode())
     assert re.search(r"texts end \d+ characters after their first difference", " ".join(small.split()))
+
+
+def a_sweep() -> FakeRun:
+    """Four batch sizes of three tasks, each task of two categories."""
+    one = run(questions=4)
+    for size in (2, 4, 8):
+        one.trials += [replace(t, batch_size=size) for t in one.trials if t.batch_size == 1]
+    return one
+
+
+def rows_of(html: str, table: str) -> list[str]:
+    body = html[html.index(f'<table id="{table}"') :].partition("<tbody>")[2].partition("</tbody>")[0]
+    return re.findall(r'<tr[^>]*>\s*<th scope="row"><span>(.*?)</span>', body)
+
+
+@pytest.mark.parametrize(("down_to", "room"), [("categories", 0), ("tasks", 25_000), ("overall", 105_000)])
+def test_large_tables_make_room_for_questions(
+    monkeypatch: pytest.MonkeyPatch, down_to: str, room: int
+) -> None:
+    """First categories, then tasks go to the CSV; the drill-down keeps its room."""
+    monkeypatch.setattr("specbench.report.html.FIGURES", 0)
+    monkeypatch.setattr("specbench.report.html.QUESTIONS", 4_000)
+    one = a_sweep()
+    full = len(page(one).encode())
+    largest = full + 4_000 - room
+    monkeypatch.setattr("specbench.report.html.LARGEST", largest)
+    html = page(one)
+    assert len(html.encode()) <= largest
+    places = {"categories": 1 + 3 + 6, "tasks": 1 + 3, "overall": 1}[down_to]
+    assert len(set(rows_of(html, "all4"))) == places
+    said = " ".join(Elements(html).text.split())
+    assert ("specbench report page --format csv" in said) == (down_to != "categories")
+    assert len(data_of(html)["questions"]) > 0
+    assert "The first 0 of" not in said
+
+
+@pytest.mark.filterwarnings("error")
+def test_events_that_came_in_one_piece_have_no_time_between_them() -> None:
+    arrived = {"at_s": [0.5, 0.5, 0.5, 0.5], "tokens": [1, 1, 1, 1]}
+    rows = [trial_of(f"q{number}", arrivals=arrived) for number in range(4)]
+    one = FakeRun(rows, {"name": "r", "target": {"name": "tiny", "dtype": "float32"}})
+    (scene,) = figures.scenes(summarise([one]), [one])
+    with style.styled():
+        assert "inter-token" not in {drawn.drawing.name for drawn in figures.draw(scene)}
+
+
+def test_figures_that_are_left_out_come_from_a_command_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = a_sweep()
+    one.manifest["name"] = "my run"
+    monkeypatch.setattr("specbench.report.html.FIGURES", 60_000)
+    html = page(one)
+    assert "specbench report &#39;my run&#39; --figures svg" in html
+    drawn = sum(len(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    assert 0 < drawn <= 60_000
+    assert "--figures" not in usual()
+
+
+def test_manifests_of_many_runs_share_their_room() -> None:
+    runs = [run(questions=1, name=f"r{n}", notes="x" * 100_000) for n in range(4)]
+    summary = summarise(runs)
+    for one in runs:
+        one.trials.clear()
+    html: Any = FORMATS["html"].render(summary, runs)
+    assert html.count("cut here; the whole is in manifest.json") == 4
+    assert html.count("x") < 130_000
 
 
 def test_a_run_writes_the_page_and_says_where(fresh: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

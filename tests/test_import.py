@@ -253,6 +253,10 @@ def test_imported_runs_can_be_compared(files: dict[str, Path], tmp_path: Path) -
         ),
         (QA + '[{"turns": ["a"], "new_tokens": ["x"], "wall_time": [1]}]}', "is not an answer of Spec-Bench"),
         (QA + "7}", "is not an answer of Spec-Bench"),
+        (
+            QA + '[{"turns": ["a"], "new_tokens": [-4], "wall_time": [1]}]}',
+            "what is no trial: output_tokens cannot be -4",
+        ),
     ],
 )
 def test_broken_answer_files(tmp_path: Path, text: str, said: str) -> None:
@@ -383,17 +387,52 @@ def test_concurrent_requests_are_one_batch(tmp_path: Path) -> None:
     row = rows["fast", 4]
     assert row["tokens_per_s"] == pytest.approx(sum(vllm()["output_lens"]) / 1.0)
     assert row["speedup"] == {"low": None, "point": pytest.approx(2.0), "high": None}
-    assert row["decode_speedup"]["point"] is None
+    assert row["decode_speedup"]["point"] == pytest.approx(2.0)  # of the requests' own decoding
     assert rows["fast", 1]["speedup"]["low"] is not None
 
 
-def test_a_request_rate_has_no_speedup(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / f"{name}.json", [vllm() | {"request_rate": 2.0, "max_concurrency": None}])
-        for name in ("base", "fast")
-    ]
+@pytest.mark.parametrize(("form", "make"), [("vllm", vllm), ("sglang", sglang)])
+def test_request_rates_stand_apart(form: str, make: Any, tmp_path: Path) -> None:
+    """A rate is a load of its own, no repeat of another; its speedup counts the requests' own seconds."""
+    results = {
+        (method, rate): make(gap=gap * rate) | {"request_rate": rate, "max_concurrency": None}
+        for method, gap in (("vanilla", 0.01), ("fast", 0.005))
+        for rate in (8.0, 2.0)
+    }
+    paths = {key: write(tmp_path / f"{key[0]}{key[1]}.json", [made]) for key, made in results.items()}
+    options = [part for (m, _), path in paths.items() if m == "vanilla" for part in ("--baseline", path)]
+    result = bring(tmp_path, form, *(f"fast={p}" for (m, _), p in paths.items() if m == "fast"), *options)
+    assert result.code == 0, result.err
+    assert "the requests' own seconds" in result.err
+    run = read_run(tmp_path / "imported")
+    assert {(t.concurrency, t.request_rate, t.repeat) for t in run.trials} == {(None, 2.0, 0), (None, 8.0, 0)}
+    rows = [r for r in summarise([run])["rows"] if r["task"] == "overall" and r["method"] == "fast"]
+    assert [(r["concurrency"], r["request_rate"]) for r in rows] == [(None, 2.0), (None, 8.0)]
+    for row in rows:
+        seconds = {
+            m: sum(sum(itl) for itl in results[m, row["request_rate"]]["itls"]) for m in ("vanilla", "fast")
+        }
+        first = sum(results["fast", 2.0]["ttfts"])
+        whole = (first + seconds["vanilla"]) / (first + seconds["fast"])
+        assert row["speedup"]["point"] == pytest.approx(whole)
+        assert row["decode_speedup"]["point"] == pytest.approx(seconds["vanilla"] / seconds["fast"])
+        assert row["ttft_s"] is not None
+        assert row["tpot_s"] is not None
+
+
+def test_a_rate_with_a_limit_is_another_load(tmp_path: Path) -> None:
+    results = [vllm() | {"request_rate": 2.0, "max_concurrency": limit} for limit in (None, 4, 1)]
+    bring(tmp_path, "vllm", write(tmp_path / "a.jsonl", results))
+    trials = read_run(tmp_path / "imported").trials
+    assert {(t.concurrency, t.request_rate) for t in trials} == {(None, 2.0), (4, 2.0), (1, None)}
+
+
+def test_arrivals_from_a_file_have_no_speedup(tmp_path: Path) -> None:
+    """Their rate is unknown: they set the throughput, and nobody knows to what."""
+    paced = {"request_rate": "trace", "max_concurrency": None}
+    paths = [write(tmp_path / f"{name}.json", [vllm() | paced]) for name in ("base", "fast")]
     result = bring(tmp_path, "vllm", paths[1], "--baseline", paths[0])
-    assert "arrivals set its throughput" in result.err
+    assert "the moments of sending" in result.err
     rows = [r for r in summarise([read_run(tmp_path / "imported")])["rows"] if r["method"] == "fast"]
     assert rows[-1]["speedup"]["point"] is None
     assert rows[-1]["ttft_s"] is not None
@@ -406,6 +445,8 @@ def test_a_request_rate_has_no_speedup(tmp_path: Path) -> None:
         ({"ttfts": [0.1]}, "ttfts is not a list of 12 requests"),
         ({"duration": None}, "something that is not a number"),
         ({"itls": [["x"]] * 12}, "something that is not a number"),
+        ({"max_concurrency": "all"}, "something that is not a number"),
+        ({"generated_texts": [5] * 12}, "what is no trial: text cannot be 5"),
         (
             {
                 "output_lens": [],

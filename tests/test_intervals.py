@@ -13,6 +13,7 @@ from specbench.analysis.intervals import (
     clusters_needed,
     half_width,
     jackknife_bias,
+    jackknife_bias_error,
     ratio_of_sums,
     sums_by,
 )
@@ -57,10 +58,19 @@ def test_the_bias_is_what_leaving_questions_out_says() -> None:
     assert jackknife_bias(drawn[::-1], SPEEDUP) == jackknife_bias(drawn, SPEEDUP)
 
 
+@pytest.mark.parametrize("questions", [10, 40])
+def test_the_error_of_a_bias_is_about_its_spread(questions: int) -> None:
+    draws = [population(questions, seed) for seed in range(60)]
+    found = np.std([jackknife_bias(drawn, SPEEDUP) for drawn in draws])
+    told = np.mean([jackknife_bias_error(drawn, SPEEDUP) for drawn in draws])
+    assert 0.8 < told / found < 2
+
+
 def test_a_bias_may_be_unknown() -> None:
     one_holds_all = np.array([[1.0, 0.0]] * 8 + [[1.0, 3.0]])
     for unknown in (np.array([[4.0, 2.0]] * 4), np.zeros((0, 2)), np.zeros((9, 2)), one_holds_all):
         assert jackknife_bias(unknown, RATIO) is None
+        assert jackknife_bias_error(unknown, RATIO) is None
     assert jackknife_bias(np.array([[4.0, 2.0]] * 5), RATIO) == pytest.approx(0, abs=1e-12)
 
 

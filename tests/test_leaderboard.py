@@ -64,7 +64,7 @@ def test_nothing_is_bold_that_is_hardly_known() -> None:
     assert not bold()
     row["speedup"] = {"low": 1.7, "point": 1.78, "high": 1.9}
     assert bold()
-    row["prompts"] = 7
+    row["clusters"] = 7  # of however many prompts that were in flight together
     assert not bold()
 
 
@@ -83,6 +83,19 @@ def test_targets_machines_and_settings_stand_apart() -> None:
     )
     assert text.count("## ") == 4
     assert "eagle (" not in text
+
+
+def test_engines_stand_apart() -> None:
+    text = board(
+        named("eagle", "a"),
+        named("eagle", "b", engine={"name": "vllm", "version": "0.9.1", "attached": False}),
+        named("eagle", "c", engine={"name": "vllm", "version": "0.8.5", "attached": True}),
+        named("eagle", "d", versions={"specbench-llm": "9.9"}),  # our own loop is one engine
+    )
+    assert text.count("## ") == 3
+    assert "specbench/native, CPU" in text
+    assert "vllm 0.9.1, CPU" in text
+    assert {"eagle (a)", "eagle (d)"} < lines(text).keys()
 
 
 def test_names_stay_text() -> None:

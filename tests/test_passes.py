@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import RESERVED, FakeCuda
 from test_loop import ARCHITECTURES, VOCAB, DraftModel, RandomTrees, generate
 
 from specbench.decoding.context import Context
@@ -164,6 +164,37 @@ def test_passes_are_made_the_second_time_and_kept_within_bounds() -> None:
     assert made.nbytes() == 2 * 4 * (4 + 8) + 2 * 4 * 64 * 4
     ask(made, WIDEST + 1)
     assert made.made == 5, "too wide to be worth it"
+    made.clear()
+    assert made.nbytes() == 0
+
+
+def test_passes_made_ahead_beyond_what_is_kept_do_not_push_each_other_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A second batch like the first has nothing left to make, and those used most (vanilla's) are there."""
+    made, lengths = Passes("target", FixedPass, most=6), [64, 128, 192, 256]
+    for width in (2, 4, 1):
+        ask(made, width, times=2 if width > 1 else 9)
+    for _ in range(2):
+        before = made.made
+        made.ahead(2, 0, lengths)
+    assert made.made == before
+    for length in lengths:
+        ask(made, 1, length=length)
+    assert made.made == before
+    assert [record.message for record in caplog.records] == [
+        "the target has 12 passes of fixed shape to make for contexts as long as these and keeps 6: others are made "
+        "while the clock runs"
+    ]
+
+
+def test_what_captures_took_stays_taken_when_passes_make_room(cuda: FakeCuda) -> None:
+    """Graphs share one pool, and it is given back only when the last of them is gone."""
+    made = Passes("target", most=1)
+    ask(made, 1)
+    ask(made, 2)
+    assert cuda.happened.count("captured") == 2
+    assert made.nbytes() == 2 * 2 * (4 + 8) + 2 * 2 * 64 * 4 + 2 * RESERVED + 2 * 4 * (1 + 2)
     made.clear()
     assert made.nbytes() == 0
 

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import eagle_heads
+import heads
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from test_loop import generate, hf_greedy
+from test_mtp import mtp_weights
 from tiny_folder import Workplace, save_folder, specbench
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MixtralConfig
@@ -188,14 +191,10 @@ def test_a_quantised_draft_of_a_target_that_is_not(tmp_path: Path, scheme: str) 
     assert 1 < tau[scheme] <= tau["none"], "the target as its own draft is always right, quantised it is not"
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
-@pytest.mark.parametrize("kind", ["Eagle1", "Eagle2", "Eagle3"])
-def test_quantised_heads(kind: str, scheme: str) -> None:
-    target = tiny.llama(VOCAB, seed=1, layers=7, hidden=64)
-    made = eagle_heads.eagle3(target) if kind == "Eagle3" else eagle_heads.eagle1(target)
+def lossless_and_smaller(target: Target, whole: Drafter, small: Drafter, scheme: str) -> None:
+    """A quantised draft network leaves the output as it was, holds fewer bytes, and says what it is."""
     request = Request(tiny.prompts(2, VOCAB, seed=2), NEW)
     plain, _ = generate(DraftVerify(target, Drafter(target)), request)
-    whole, small = (method(kind.lower(), kind, target, draft=made, quantize=q) for q in ("none", scheme))
     outputs, rounds = generate(DraftVerify(target, small), request)
     assert outputs == plain
     assert any(sum(r.drafted) for r in rounds)
@@ -204,9 +203,42 @@ def test_quantised_heads(kind: str, scheme: str) -> None:
     assert who is not None
     assert (who["quantization"], who["bytes"]) == (scheme, small.weights_bytes())
     assert who["name"].endswith(f"@{scheme}")
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["Eagle1", "Eagle2", "Eagle3"])
+def test_quantised_heads(kind: str, scheme: str) -> None:
+    target = tiny.llama(VOCAB, seed=1, layers=7, hidden=64)
+    made = eagle_heads.eagle3(target) if kind == "Eagle3" else eagle_heads.eagle1(target)
+    whole, small = (method(kind.lower(), kind, target, draft=made, quantize=q) for q in ("none", scheme))
+    lossless_and_smaller(target, whole, small, scheme)
     assert scheme_of(small.net) == scheme
-    heads = [layer for name, layer in small.net.named_modules() if name.endswith("lm_head")]
-    assert not any(isinstance(layer, QuantizedLinear) for layer in [*heads, target.lm_head])
+    own = [layer for name, layer in small.net.named_modules() if name.endswith("lm_head")]
+    assert not any(isinstance(layer, QuantizedLinear) for layer in [*own, target.lm_head])
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantised_hydra_heads(scheme: str) -> None:
+    target = tiny.llama(VOCAB, seed=1, hidden=64)
+    made = heads.checkpoint(heads.hydra_state(target))
+    whole, small = (method("hydra", "Hydra", target, draft=made, quantize=q) for q in ("none", scheme))
+    lossless_and_smaller(target, whole, small, scheme)
+    left = {name for name, layer in small.net.named_modules() if type(layer) is torch.nn.Linear}
+    assert left == {f"heads.{head}.out" for head in range(4)}
+
+
+@pytest.mark.parametrize("of_the_target", ["none", "int8"])
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantised_mtp_layers(tmp_path: Path, scheme: str, of_the_target: str) -> None:
+    model = tiny.llama(VOCAB, seed=1, hidden=64).model
+    model.save_pretrained(tmp_path)
+    weights = mtp_weights(model.config, 1, False, 0)
+    save_file(load_file(tmp_path / "model.safetensors") | weights, tmp_path / "model.safetensors")
+    target = Target(load(str(tmp_path), quantize=of_the_target).model)
+    whole, small = (method("mtp", "Mtp", target, draft=str(tmp_path), quantize=q) for q in ("none", scheme))
+    assert scheme_of(whole.net) == "none"
+    lossless_and_smaller(target, whole, small, scheme)
+    assert not any(type(layer) is torch.nn.Linear for layer in small.net.modules())
 
 
 def test_a_draft_shares_the_targets_weights_only_if_they_are_the_same(tmp_path: Path) -> None:

@@ -183,6 +183,16 @@ def test_markdown_says_the_verdict_first() -> None:
         assert part in text
 
 
+def test_markdown_verdicts_of_several_runs_name_theirs() -> None:
+    runs = [small(), small()]
+    runs[1].manifest["name"] = "other|run"
+    text = FORMATS["md"].render(summarise(runs), runs)
+    assert isinstance(text, str)
+    first, second = text.splitlines()[2:4]
+    assert first.startswith("- run: fast makes tiny 2.00x faster")
+    assert second.startswith("- other\\|run: fast makes tiny 2.00x faster")
+
+
 @pytest.mark.parametrize(
     ("speed", "said"),
     [
@@ -458,13 +468,13 @@ def test_a_report_folder_stays_in_its_place(name: str) -> None:
 
 
 def test_best_and_worst_are_of_tasks_that_are_known_well_enough() -> None:
-    def part(task: str, low: float, point: float, high: float, prompts: int = 20) -> dict:
+    def part(task: str, low: float, point: float, high: float, clusters: int = 20) -> dict:
         estimate = {"low": low, "point": point, "high": high}
         known = {"method": "fast", "task": task, "category": None, "batch_size": 1}
-        return known | {"speedup": estimate, "prompts": prompts}
+        return known | {"speedup": estimate, "clusters": clusters}
 
     parts = [part("chat", 1.4, 1.5, 1.6), part("code", 1.2, 1.3, 1.4)]
-    unsure = [part("structured", 1.13, 1.78, 4.37), part("math", 0.9, 1.0, 1.1, prompts=7)]
+    unsure = [part("structured", 1.13, 1.78, 4.37), part("math", 0.9, 1.0, 1.1, clusters=7)]
     section = words.Section({"target": "tiny"}, Setting(1), parts + unsure)
     said = words.extremes({"method": "fast"}, section)
     assert said == "best on chat 1.50x [1.40, 1.60], worst on code 1.30x [1.20, 1.40]"

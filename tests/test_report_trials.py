@@ -69,6 +69,70 @@ def test_parquet_keeps_everything_and_its_types() -> None:
     assert (rows[0]["nvml_joules"], rows[0]["nvml_throttle_reasons"]) == (2.5, ["power"])
 
 
+def served() -> FakeRun:
+    """A request of an engine in an open loop."""
+    one = run()
+    first = one.trials[0]
+    first.request_rate, first.sent_s, first.retries = 2.5, 0.125, 1
+    first.agreement = {"same": None, "same_text": True}
+    first.acceptance = {
+        "accepted": 7,
+        "drafted": 9,
+        "verify_steps": 3,
+        "target_steps": 4,
+        "completion_tokens": 11,
+    }
+    first.acceptance |= {
+        "per_position": [3, 2, 2],
+        "steps": None,
+        "source": "metrics-delta",
+        "scope": "server",
+    }
+    first.arrivals = {"at_s": [0.25, 0.5], "tokens": [1, None]}
+    first.rounds.count, first.rounds.experts = (
+        [1] * len(first.rounds.emitted),
+        [2.5] * len(first.rounds.emitted),
+    )
+    return one
+
+
+def test_csv_has_what_engines_tell() -> None:
+    first, second = trials_csv(served())[:2]
+    assert [first[name] for name in ("request_rate", "sent_s", "retries", "agreement_same_text")] == [
+        *("2.5", "0.125", "1", "true")
+    ]
+    told = {
+        name.removeprefix("acceptance_"): v for name, v in first.items() if name.startswith("acceptance_")
+    }
+    assert told == {
+        "accepted": "7",
+        "drafted": "9",
+        "verify_steps": "3",
+        "target_steps": "4",
+        "source": "metrics-delta",
+        "scope": "server",
+    }
+    assert (second["sent_s"], second["acceptance_source"]) == ("", "")
+
+
+def test_parquet_has_what_engines_tell() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    one = served()
+    content = FORMATS["parquet"].render(summarise([one]), [one])
+    assert isinstance(content, bytes)
+    first, second = parquet.read_table(io.BytesIO(content)).to_pylist()[:2]
+    assert (first["request_rate"], first["sent_s"], first["retries"]) == (2.5, 0.125, 1)
+    assert (first["acceptance_accepted"], first["acceptance_source"]) == (7, "metrics-delta")
+    assert first["acceptance_per_position"] == [3, 2, 2]
+    assert (first["arrivals_at_s"], first["arrivals_tokens"]) == ([0.25, 0.5], [1, None])
+    assert (first["rounds_count"][0], first["rounds_experts"][0], first["rounds_probes"]) == (1, 2.5, None)
+    assert (second["arrivals_at_s"], second["acceptance_per_position"], second["sent_s"]) == (
+        None,
+        None,
+        None,
+    )
+
+
 def test_parquet_takes_any_text() -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     one = hostile()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trial_factory import FakeRun, blocks
@@ -36,6 +37,13 @@ def run(name: str | None, path: str, seconds: float = 5.0) -> FakeRun:
 )
 def test_names_tell_runs_apart(runs: list[tuple[str | None, str]], names: list[str]) -> None:
     assert run_names([run(*each) for each in runs]) == names
+
+
+def test_runs_without_a_folder_are_numbered() -> None:
+    """Whoever calls `summarise` from a notebook has trials and a manifest, and may have no folder."""
+    runs = [SimpleNamespace(trials=run("x", "").trials, manifest={"name": "x"}) for _ in range(2)]
+    assert run_names(runs) == ["x", "x (2)"]
+    assert [one["name"] for one in summarise(runs)["runs"]] == ["x", "x (2)"]
 
 
 @pytest.mark.parametrize("form", [name for name in FORMATS if name != "parquet"])

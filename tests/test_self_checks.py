@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from fake_cuda import FakeCuda
 
 from specbench.graph_check import DRAFTERS, check_graphs
 from specbench.measure.clock import EventStamps
 from specbench.measure.clock_check import LENGTHS_S, TOLERANCE, compare_clocks
 from specbench.models.fixed_pass import FixedPass, Tensors
+from specbench.models.passes import Passes
+from specbench.models.quantize import QuantizedLinear
+from specbench.quantise_check import check_scheme
 
 
 class Device:
@@ -68,8 +72,28 @@ def test_captured_passes_pass_the_self_check(monkeypatch: pytest.MonkeyPatch) ->
     assert single.passed
     assert half.passed
     assert single.eager is None
-    assert {shape.split("x")[1] for shape in single.shapes} >= {"1", "8", "16"}
+    target, draft = single.shapes.values()
+    assert {shape.split("x")[1] for shape in target} >= {"1", "8", "16"}
+    assert draft
     assert single.to_json()["passed"] is True
+
+
+def test_a_draft_network_that_is_never_captured_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the target's passes are: see that a network's steps go through them at all."""
+    FakeCuda().install(monkeypatch)
+    plain = Passes.run
+
+    def run(
+        passes: Passes, variant: Any, version: Any, compute: Any, inputs: Tensors, length: int, **how: Any
+    ) -> Any:
+        if passes.name == "draft network":
+            return compute(inputs, length)
+        return plain(passes, variant, version, compute, inputs, length, **how)
+
+    monkeypatch.setattr(Passes, "run", run)
+    single, _ = check_graphs("cpu", new=24)
+    assert single.agreement == dict.fromkeys(DRAFTERS, 1.0)
+    assert not single.passed
 
 
 def test_passes_that_say_something_else_do_not() -> None:
@@ -78,6 +102,41 @@ def test_passes_that_say_something_else_do_not() -> None:
             return {name: tensor.flip(-1) for name, tensor in super().run().items()}
 
     assert not any(check.passed for check in check_graphs("cpu", Wrong, new=8))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantised_layers_run_captured_too(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    pytest.importorskip("torchao")
+    cuda = FakeCuda().install(monkeypatch)
+    assert check_scheme(scheme, torch.device("cpu")) is None
+    assert "captured" not in cuda.happened
+    assert check_scheme(scheme, torch.device("cpu"), captured=True) is None
+    assert cuda.happened.count("captured") == 1
+
+
+def test_quantised_layers_that_do_not_work_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    FakeCuda().install(monkeypatch)
+    right = QuantizedLinear.forward
+
+    def wrong(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
+        return -right(layer, x)
+
+    def reading(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
+        return right(layer, x) if x.sum().item() else x
+
+    def refusing(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no kernel\nmore")
+
+    for forward, said in (
+        (wrong, "run as it is, its outputs are off by 200%"),
+        (reading, "no CUDA graph of it can be made"),
+        (refusing, "no kernel"),
+    ):
+        monkeypatch.setattr(QuantizedLinear, "forward", forward)
+        found = check_scheme("int8", torch.device("cpu"), captured=True)
+        assert found is not None
+        assert said in found
 
 
 def test_a_device_that_captures_nothing_does_not_pass() -> None:

@@ -51,6 +51,7 @@ class Typed(Drafter):
         (" m:b=2 , a=1 ", "m:a=1,b=2", {"a": "1", "b": "2"}),
         ("m:max-depth=2", "m:max_depth=2", {"max_depth": "2"}),
         ("m:draft.quantize=int8", "m:quantize=int8", {"quantize": "int8"}),
+        ("m:draft.k=5", "m:draft.k=5", {"draft.k": "5"}),
         ("m:draft=org/name:x", "m:draft=org/name:x", {"draft": "org/name:x"}),
         ("c:first=(p:k=5,n=2),k=1", "c:first=(p:k=5,n=2),k=1", {"first": "(p:k=5,n=2)", "k": "1"}),
         ("./f.py::Mine:k=3", "./f.py::Mine:k=3", {"k": "3"}),
@@ -98,6 +99,11 @@ def test_options_become_what_the_constructor_asks_for() -> None:
         "size": 2.5,
         "bare": 4,
     }
+
+
+def test_only_quantize_may_be_said_of_the_draft() -> None:
+    with pytest.raises(SpecbenchError, match=r"method t has no option 'draft\.k'"):
+        convert_options(Typed, parse_spec("t:draft.k=5"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from trial_factory import FakeRun, trial
 
+from specbench.analysis.break_even import break_even as of_rows
 from specbench.analysis.compare import compare
 from specbench.analysis.frame import build
 from specbench.analysis.history import history
@@ -165,6 +166,52 @@ def test_warns_of_a_server_that_did_not_keep_up() -> None:
     assert row["queue_growth"] > PILING
 
 
+def unlimited(seed: int, rate: float = 16.0, requests: int = 32) -> list[Trial]:
+    """Requests to a server that takes any number at once: each lasts about two seconds."""
+    draw, now, found = Random(seed), 0.0, []
+    for number in range(requests):
+        found.append(
+            trial(
+                f"{seed}-{number}", batch=f"b{seed}", block=seed, sent_s=now, total_s=draw.uniform(1.5, 2.5),
+                batch_s=1.0, request_rate=rate,
+            )
+        )  # fmt: skip
+        now += draw.expovariate(rate)
+    return found
+
+
+def codes(trials: list[Trial]) -> dict[str, str]:
+    return {w["code"]: w["message"] for w in summarise([FakeRun(trials)])["warnings"]}
+
+
+def test_a_block_that_only_fills_is_no_queue() -> None:
+    """16 a second of 2 s each are 32 in flight: 32 requests are never all of them at once."""
+    trials = [t for seed in range(6) for t in unlimited(seed)]
+    assert queue_growth(build(trials).rows) is None
+    found = codes(trials)
+    assert "queue" not in found
+    assert "at 2 s a request it puts 33 in flight, and a block of 32 requests is" in found["short-block"]
+    assert found["short-block"].endswith("(16 requests/s)")
+
+
+def test_a_block_long_enough_is_not_called_short() -> None:
+    assert not {"queue", "short-block"} & set(codes([t for seed in range(6) for t in unlimited(seed, 2.0)]))
+    longer = [t for seed in range(2) for t in unlimited(seed, 16.0, 200)]
+    assert not {"queue", "short-block"} & set(codes(longer))
+    found = codes([t for seed in range(6) for t in queue(2.0, 2, seed)])  # said to be a queue, once
+    assert "queue" in found
+    assert "short-block" not in found
+
+
+@pytest.mark.parametrize(("requests", "blocks"), [(8, 3), (16, 1), (16, 3)])
+def test_few_requests_of_a_block_say_nothing_of_a_queue(requests: int, blocks: int) -> None:
+    """A third of such runs, at 0.6 times what the server can do, would read as a queue by chance."""
+    for start in range(30):
+        seeds = range(start * blocks, (start + 1) * blocks)
+        trials = [t for seed in seeds for t in list(queue(0.6, 4, seed))[:requests]]
+        assert queue_growth(build(trials).rows) is None
+
+
 def test_growth_is_unknown_where_nobody_knows_when_requests_were_sent() -> None:
     trials = [t for seed in range(2) for t in queue(2.0, 2, seed)]
     trials[3].sent_s = None
@@ -246,6 +293,29 @@ def test_what_the_intervals_leave_open_is_said() -> None:
     assert said.startswith("m pays up to a concurrency of about 2 [below 1, 3] (")
 
 
+@pytest.mark.parametrize(
+    ("speedups", "value", "said"),
+    [
+        ((1.0, 0.8), None, "m pays at no batch size measured"),
+        ((1.0, 1.0), None, "m pays at no batch size measured"),
+        ((1.0, 1.2), 1.0, "m pays from a batch size of about 1"),
+        ((0.8, 1.0), None, "m pays at no batch size measured"),
+        ((1.2, 1.0), 4.0, "m pays up to a batch size of about 4"),
+    ],
+)
+def test_break_even_at_exactly_one(speedups: tuple[float, float], value: float | None, said: str) -> None:
+    rows = [
+        {
+            "run": "r", "method": "m", "task": "overall", "batch_size": size, "concurrency": None,
+            "request_rate": None, "speedup": {"low": point - 0.05, "point": point, "high": point + 0.05},
+        }
+        for size, point in zip((1, 4), speedups, strict=True)
+    ]  # fmt: skip
+    (found,) = of_rows(rows, "overall", ("vanilla",))
+    assert found["value"] == value
+    assert break_even.sentence(found).startswith(said)
+
+
 # -- what a reader sees --------------------------------------------------------------------------------------
 
 
@@ -280,6 +350,54 @@ def test_the_order_of_measuring_shows_the_requests_own_seconds_at_a_rate() -> No
     with figures.style.styled():
         said = {d.drawing.name: d.said for d in figures.draw(scene)}
     assert said["run-order"].startswith("fast: first 1.50x, last 1.50x")
+
+
+def order_of(trials: list[Trial]) -> tuple[str, Any]:
+    """What the figure of the order of measuring says, and its axes."""
+    run = FakeRun(trials)
+    (scene,) = figures.scenes(summarise([run]), [run])
+    with figures.style.styled():
+        (found,) = (d for d in figures.draw(scene) if d.drawing.name == "run-order")
+    return found.said, found.figure.axes[0]
+
+
+@pytest.mark.parametrize("fault", [{"error": "HTTP 500", "total_s": None}, {"excluded": "throttled"}])
+def test_the_order_of_measuring_leaves_out_what_the_tables_do(fault: dict[str, Any]) -> None:
+    """A block with a request that failed has seconds of all its requests and tokens of some."""
+    whole = sent(None, {"vanilla": 4.0, "fast": 2.0}, questions=4, blocks=9, concurrency=4)
+    lame = next(trial for trial in whole if trial.block == 4 and trial.method == "fast")
+    broken = [replace(trial, **fault) if trial is lame else trial for trial in whole]
+    without = [trial for trial in whole if trial.block != 4]
+    assert order_of(broken)[0] == order_of(without)[0]
+
+
+def test_an_attempt_made_again_stands_in_the_order_of_measuring() -> None:
+    whole = sent(None, {"vanilla": 4.0, "fast": 2.0}, questions=4, blocks=8, concurrency=4)
+    first = [replace(trial, excluded="throttled", batch_s=99.0) for trial in whole if trial.block == 4]
+    again = [replace(trial, attempt=1) if trial.block == 4 else trial for trial in whole]
+    assert order_of(first + again)[0] == order_of(whole)[0]
+
+
+def test_the_order_of_measuring_says_how_it_counts() -> None:
+    for rate, how in ((None, "end to end"), (0.5, "per request")):
+        _, axes = order_of(sent(rate, {"vanilla": 4.0, "fast": 2.0}, questions=3, blocks=4, concurrency=3))
+        assert axes.get_ylabel() == f"speedup, {how}"
+        assert all(float(tick).is_integer() for tick in axes.get_xticks()), "there is no half a block"
+
+
+def test_a_point_without_an_interval_hides_no_other_ones() -> None:
+    """Of four loads the second has too few questions: its marker alone is hollow, and the band is of the others."""
+    trials = sweep("concurrency", {1: 1.8, 2: 1.6, 4: 1.4, 8: 1.2})
+    run = FakeRun([t for t in trials if t.concurrency != 2 or t.block < 2])
+    scene = next(figures.scenes(summarise([run]), [run]))
+    with figures.style.styled():
+        found = next(d for d in figures.draw(scene) if d.drawing.name == "load")
+    (axes,) = found.figure.axes
+    marked = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    faces = {x: line.get_markerfacecolor() for line in marked for x in line.get_xdata()}
+    assert [load for load, face in sorted(faces.items()) if face == "none"] == [2]
+    reach = [path.vertices[:, 0] for band in axes.collections for path in band.get_paths()]
+    assert sorted((min(x), max(x)) for x in reach) == [(1, 1), (4, 8)]
 
 
 def test_the_terminal_says_the_break_even() -> None:

@@ -68,8 +68,8 @@ def _line(sweep: Sweep, edge: str) -> dict[float, float]:
 
 
 def crossing(sweep: Mapping[float, float]) -> float | None:
-    """Where the straight lines between the points first cross 1."""
+    """Where the straight lines between the points first cross 1; a point on it does not pay."""
     for (left, before), (right, after) in pairwise(sweep.items()):
-        if (before - 1) * (after - 1) <= 0 and before != after:
+        if (before > 1) != (after > 1):
             return left + (right - left) * (1 - before) / (after - before)
     return None

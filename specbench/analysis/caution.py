@@ -19,7 +19,7 @@ from specbench.thresholds import LAPS, RANKED_WIDTH
 Caution = dict[str, Any]
 
 WIDE, WANTED = 0.10, 0.05  # half widths: what is called wide, what to narrow it to
-LEANING = 0.003  # of the speedup: more bias than this is told of
+LEANING = 0.003  # of the speedup: more bias than this is told of (where it is known: above its own error)
 SAME_LOW, SAME_HIGH = 0.97, 1.03  # vanilla against itself
 ABOVE = 1.03  # tolerance of a speedup above tau that has no interval
 BELOW_FLOOR = 1.05  # tolerance of passes faster than their floor
@@ -34,8 +34,8 @@ class Overall:
 
     row: dict[str, Any]
     parts: list[dict[str, Any]]  # its task rows
-    clusters: int  # questions its interval rests on
-    needed: int | None  # questions that would narrow it to ±WANTED
+    needed: int | None  # clusters that would narrow its interval to ±WANTED
+    together: int  # the most requests of a batch or block
     vanilla_tokens: int  # of the batches both measured
     method_tokens: int
 
@@ -47,7 +47,8 @@ def warning(code: str, message: str, cure: str, run: str, method: str | None = N
 def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]:
     """Warnings of one method at one setting."""
     row = overall.row
-    checks = (_failed, _above_tau, _below_floor, _wide, _outliers, _vanilla_again, _differs, _queue, _short)
+    timed = (_failed, _above_tau, _below_floor, _wide, _outliers, _vanilla_again)
+    checks = (*timed, _differs, _queue, _short_block, _short)
     found = [w for check in checks for w in check(overall)]
     if temperature(manifest) == 0:
         found += _token_totals(overall, "imported" in manifest)
@@ -92,9 +93,8 @@ def _above_tau(overall: Overall) -> Iterable[Caution]:
         return  # at a rate a faster server has less in flight at once, which makes its rounds shorter too
     where = [part["task"] for part in [*overall.parts, row] if _is_above_tau(part)]
     if where:
-        message = (
-            f"{row['method']}: decode speedup above tokens per round, beyond any drafter: {listed(where)}"
-        )
+        what = "tokens per round" if row["batch_size"] == 1 else "tokens per pass over vanilla's"
+        message = f"{row['method']}: decode speedup above {what}, beyond any drafter: {listed(where)}"
         cure = "vanilla was slowed (contention, another code path): measure vanilla-again beside it"
         yield warning("speedup-above-tau", message, cure, row["run"], row["method"])
 
@@ -135,12 +135,12 @@ def _below_published(overall: Overall, manifest: dict[str, Any]) -> Iterable[Cau
 
 
 def _is_above_tau(row: dict[str, Any]) -> bool:
-    speedup, tau = row["decode_speedup"], row["tau"]["point"]
-    if speedup["point"] is None or tau is None:
+    speedup, gain = row["decode_speedup"], row["pass_gain"]
+    if speedup["point"] is None or gain is None:
         return False
     if speedup["low"] is not None:
-        return bool(speedup["low"] > tau * (1 + 1e-9))
-    return bool(speedup["point"] > tau * ABOVE)
+        return bool(speedup["low"] > gain * (1 + 1e-9))
+    return bool(speedup["point"] > gain * ABOVE)
 
 
 def _wide(overall: Overall) -> Iterable[Caution]:
@@ -152,15 +152,15 @@ def _wide(overall: Overall) -> Iterable[Caution]:
     unit = "batches" if in_words(row) else "questions"
     said, cures = [], []
     if width > WIDE:
-        said.append(f"the speedup is known to ±{width:.0%} only, from {overall.clusters} {unit}")
+        said.append(f"the speedup is known to ±{width:.0%} only, from {row['clusters']} {unit}")
         cures.append(f"about {overall.needed} {unit} in all narrow it to ±{WANTED:.0%} (raise --limit)")
     if tasks and len(overall.parts) > 1:  # one task alone is what the overall row says
         said.append(f"too wide to rank (above ±{RANKED_WIDTH:.0%}) on {listed(tasks)}")
         cures.append(f"raise --limit: 20 {unit} a task give a useful interval")
     code = "wide-interval" if said else "biased"
     if abs(leaning) > LEANING:
-        enough = math.ceil(overall.clusters * abs(leaning) / LEANING)
-        said.append(f"a ratio of {overall.clusters} {unit} itself leans by about {leaning:+.1%}")
+        enough = math.ceil(row["clusters"] * abs(leaning) / LEANING)
+        said.append(f"a ratio of {row['clusters']} {unit} itself leans by about {leaning:+.1%}")
         cures.append(f"about {enough} {unit} in all bring that under {LEANING:.1%} (raise --limit)")
     if said:
         message = f"{row['method']}: {'; '.join(said)}"
@@ -218,6 +218,24 @@ def _queue(overall: Overall) -> Iterable[Caution]:
         )
         cure = "its latency depends on how long one measures; give a lower --request-rate, or --concurrency"
         yield warning("queue", message, cure, row["run"], row["method"])
+
+
+def _short_block(overall: Overall) -> Iterable[Caution]:
+    """An open loop whose blocks end before the rate has set what is in flight. (One with a queue is said to have.)"""
+    row = overall.row
+    if not row["request_rate"] or row["latency_s"] is None or (row["queue_growth"] or 0.0) >= PILING:
+        return
+    flying = row["request_rate"] * row["latency_s"]
+    if overall.together < LAPS * flying:
+        message = (
+            f"{row['method']}: the rate was not reached for long: at {row['latency_s']:.2g} s a request it puts "
+            f"{flying:.0f} in flight, and a block of {overall.together} requests is mostly its beginning and end"
+        )
+        cure = (
+            "whether the server keeps up is open, and requests/s are too low: a lower --request-rate or fewer "
+            f"--max-new-tokens, until a block holds {LAPS} times what is in flight; --concurrency N for N in flight"
+        )
+        yield warning("short-block", message, cure, row["run"], row["method"])
 
 
 def _short(overall: Overall) -> Iterable[Caution]:

@@ -33,8 +33,9 @@ from specbench.analysis.intervals import (
     ratio_of_sums,
     sums_by,
 )
-from specbench.analysis.matching import SIDES, Matching, Place, at
+from specbench.analysis.matching import BASE, NEW, SIDES, Matching, Place, at
 from specbench.analysis.run_names import run_names
+from specbench.analysis.setting import in_words
 from specbench.analysis.summary import BASELINE, OVERALL
 
 if TYPE_CHECKING:
@@ -142,14 +143,16 @@ def compare(
         untried = (place for place in compare_notes.untried(table) if place.method != AGAIN)
         lost |= dict.fromkeys(untried, compare_notes.UNTRIED)
     rows += [_lost_row(place, m, known[m.name], reason) for place, reason in lost.items() for m in wanted]
+    sides = {BASE: _side(base, name_of_base), NEW: _side(new, name)}
     return {
         "schema": SCHEMA,
-        "base": _side(base, name_of_base),
-        "new": _side(new, name),
+        **sides,
         "same_machine": same,
         "limits": known,
         "rows": rows,
-        "missing": compare_notes.missing(table, lost),
+        "missing": compare_notes.missing(
+            table, lost, {side: extract["engine"]["name"] for side, extract in sides.items()}
+        ),
         "changes": comparable.changes(base.manifest, new.manifest),
         "warnings": [
             *comparable.cautions(base.manifest, new.manifest, name),
@@ -297,9 +300,10 @@ def _moved(table: Matching, name: str) -> Iterator[dict[str, Any]]:
         low, point, high = (values.change[k] if values else None for k in ("low", "point", "high"))
         if low is None or high is None or point is None or abs(point - 1) < MOVED or low <= 1 <= high:
             continue
+        load = ", ".join(in_words(place.setting.fields()))
         message = f"vanilla itself runs at {point:.2f}x [{low:.2f}, {high:.2f}] of its speed in BASE"
         cure = "every speedup moves the other way by as much: see --metric tokens_per_s"
-        yield warning("vanilla-moved", message, cure, name)
+        yield warning("vanilla-moved", f"{load}: {message}" if load else message, cure, name)
 
 
 def _side(run: RunData, name: str) -> dict[str, Any]:

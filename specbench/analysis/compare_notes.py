@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from specbench.analysis.caution import warning
 from specbench.analysis.matching import BASE, NEW, Matching, Place
+from specbench.analysis.setting import in_words
 
 Note = dict[str, Any]
 
 UNTRIED = "only in BASE"
 
 
-def missing(table: Matching, lost: Collection[Place]) -> list[Note]:
-    """The places that cannot be compared, with the reason, but those that count as `lost`."""
-    places = sorted((table.seen[BASE] | table.seen[NEW]) - set(table.shared) - set(lost))
-    return [
-        {"method": place.method, **place.setting.fields(), "reason": _reason(table, place)}
-        for place in places
-    ]
+def missing(table: Matching, lost: Collection[Place], engines: Mapping[str, str]) -> list[Note]:
+    """The places that cannot be compared, with the reason, but those that count as `lost`.
+
+    Args:
+        engines: the name of each side's; it is said where they are two.
+    """
+    seen = table.seen[BASE] | table.seen[NEW]
+    swept = {method for method, count in Counter(place.method for place in seen).items() if count > 1}
+    found = []
+    for place in sorted(seen - set(table.shared) - set(lost), key=lambda place: place.order):
+        fields = place.setting.fields()
+        load = "one request at a time" if place.method in swept and not in_words(fields) else ""
+        found.append({"method": place.method, **fields, "reason": _reason(table, place, engines, load)})
+    return found
 
 
-def _reason(table: Matching, place: Place) -> str:
-    if place not in table.seen[NEW]:
-        return UNTRIED
-    return "every trial failed in BASE" if place in table.seen[BASE] else "only in NEW"
+def _reason(table: Matching, place: Place, engines: Mapping[str, str], load: str) -> str:
+    """`only in NEW (vllm, one request at a time)`; other loads stand beside the method's name."""
+    if place in table.seen[BASE] & table.seen[NEW]:
+        return "every trial failed in BASE"
+    side, reason = (NEW, "only in NEW") if place in table.seen[NEW] else (BASE, UNTRIED)
+    engine = engines[side] if engines[BASE] != engines[NEW] else ""
+    where = ", ".join(filter(None, (engine, load)))
+    return f"{reason} ({where})" if where else reason
 
 
 def lost(table: Matching) -> list[Place]:
     """The places that BASE measured and of which every trial fails in NEW."""
-    return sorted((table.measured[BASE] & table.seen[NEW]) - table.measured[NEW])
+    places = (table.measured[BASE] & table.seen[NEW]) - table.measured[NEW]
+    return sorted(places, key=lambda place: place.order)
 
 
 def untried(table: Matching) -> list[Place]:
     """The places that BASE measured and that NEW did not try."""
-    return sorted(table.measured[BASE] - table.seen[NEW])
+    return sorted(table.measured[BASE] - table.seen[NEW], key=lambda place: place.order)
 
 
 def outputs(table: Matching, name: str) -> Iterator[Note]:

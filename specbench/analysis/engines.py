@@ -95,7 +95,10 @@ def _notes(group: Runs) -> Iterator[str]:
 def _precision(manifest: Manifest) -> str:
     target = manifest.get("target")
     known = [target.get(key) for key in comparable.PRECISION] if isinstance(target, Mapping) else []
-    return " ".join(dict.fromkeys(str(value) for value in known if value)) or "unknown"
+    found = dict.fromkeys(
+        "the engine's choice" if value == "auto" else str(value) for value in known if value
+    )
+    return " ".join(found) or "unknown"
 
 
 def _tasks(manifest: Manifest) -> list[str]:

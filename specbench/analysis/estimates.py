@@ -14,7 +14,7 @@ import pandas as pd
 
 from specbench.analysis import intervals
 from specbench.analysis.frame import COUNTS, MEMORY, SPANS
-from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, jackknife_bias, ratio_of_sums, sums_by
+from specbench.analysis.intervals import SPEEDUP, Estimate, Floats, ratio_of_sums, sums_by
 from specbench.analysis.rounds import percentiles
 from specbench.thresholds import NEAR_TIE
 
@@ -58,13 +58,13 @@ def speed(pairs: pd.DataFrame) -> Fields:
     `speedup` is end to end (seconds of a batch, in an open loop of its requests, and output tokens),
     `decode_speedup` leaves out the prefill and the first token. `geomean_speedup` is the geometric mean of the
     questions' own ratios; `spec_bench_speedup` is Spec-Bench's formula, mean over questions of tokens/s divided by
-    vanilla's mean, biased upwards.
+    vanilla's mean, biased upwards. Where questions were in flight together, both are over these batches or blocks.
     """
     whole = _clusters(pairs, "cost_s", "tokens")
     decode = _clusters(pairs, "decode_s", "decode_tokens")
     fields: Fields = {
         "speedup": ratio_of_sums(whole, SPEEDUP),
-        "speedup_bias": jackknife_bias(whole, SPEEDUP),
+        "speedup_bias": _bias(whole),
         "decode_speedup": ratio_of_sums(decode, SPEEDUP),
         "geomean_speedup": None,
         "spec_bench_speedup": None,
@@ -76,6 +76,13 @@ def speed(pairs: pd.DataFrame) -> Fields:
         fields["geomean_speedup"] = float(np.exp(np.mean(np.log(rate / rate_v))))
         fields["spec_bench_speedup"] = float(rate.mean() / rate_v.mean())
     return fields
+
+
+def _bias(clusters: Floats) -> float | None:
+    """The bias of the speedup where it is larger than its own error; else it is noise."""
+    bias = intervals.jackknife_bias(clusters, SPEEDUP)
+    error = intervals.jackknife_bias_error(clusters, SPEEDUP)
+    return bias if bias is not None and error is not None and abs(bias) > error else None
 
 
 def clusters(pairs: pd.DataFrame) -> int:
@@ -117,12 +124,29 @@ def cost(rows: pd.DataFrame, units: pd.DataFrame) -> Fields:
     }
 
 
-def physics(pairs: pd.DataFrame, tau: Estimate, decode_speedup: Estimate, overhead: float | None) -> Fields:
+def pass_gain(pairs: pd.DataFrame) -> float | None:
+    """Decoded tokens of a batch pass over those of vanilla's: what a pass of the same cost would speed decode up by.
+
+    Of one request it is τ. A batch lasts as long as its longest row, so that with rows of unequal length it is that
+    row's acceptance which counts, while τ is over the rounds of all.
+    """
+    tokens, passes, tokens_v, passes_v = _known(
+        pairs, "decode_tokens", "passes", "decode_tokens_v", "passes_v"
+    ).sum(axis=0)
+    return _ratio(_ratio(tokens, passes), _ratio(tokens_v, passes_v))
+
+
+def physics(
+    pairs: pd.DataFrame, gain: float | None, decode_speedup: Estimate, overhead: float | None
+) -> Fields:
     """What the parts of a round say the decode speedup should be.
 
     `verify_inflation` is the mean seconds of a verify pass over vanilla's. `predicted_speedup` =
-    τ / (overhead + verify inflation), `predicted_residual` how far the measured one is from it;
-    `free_draft_limit` = τ / verify inflation, what a drafter that costs nothing would reach.
+    gain / (overhead + verify inflation), `predicted_residual` how far the measured one is from it;
+    `free_draft_limit` = gain / verify inflation, what a drafter that costs nothing would reach.
+
+    Args:
+        gain: tokens a pass over vanilla's (`pass_gain`), τ for one request at a time.
     """
     fields: Fields = dict.fromkeys(
         ("verify_inflation", "predicted_speedup", "predicted_residual", "free_draft_limit")
@@ -130,28 +154,27 @@ def physics(pairs: pd.DataFrame, tau: Estimate, decode_speedup: Estimate, overhe
     columns = ("verify", "passes", "verify_v", "passes_v")
     verify, passes, verify_v, passes_v = _known(pairs, *columns).sum(axis=0)
     inflation = _ratio(_ratio(verify, passes), _ratio(verify_v, passes_v))
-    if not inflation or tau["point"] is None:
+    if not inflation or gain is None:
         return fields
-    fields |= {"verify_inflation": inflation, "free_draft_limit": tau["point"] / inflation}
+    fields |= {"verify_inflation": inflation, "free_draft_limit": gain / inflation}
     if overhead is not None:
-        predicted = tau["point"] / (overhead + inflation)
+        predicted = gain / (overhead + inflation)
         fields["predicted_speedup"] = predicted
         measured = _ratio(decode_speedup["point"], predicted)
         fields["predicted_residual"] = None if measured is None else measured - 1
     return fields
 
 
-def roofline(pairs: pd.DataFrame, tau: Estimate) -> Fields:
+def roofline(pairs: pd.DataFrame, gain: float | None) -> Fields:
     """What the floors of the passes allow (`analysis.floors`).
 
-    `roofline_limit` = τ · vanilla's floor a pass / the method's, `roofline_share` = the method's floors / its verify
-    seconds.
+    `roofline_limit` = gain (see `physics`) · vanilla's floor a pass / the method's, `roofline_share` = the method's
+    floors / its verify seconds.
     """
     floor, passes, floor_v, passes_v = _known(pairs, "floor_s", "passes", "floor_s_v", "passes_v").sum(axis=0)
     inflation = _ratio(_ratio(floor, passes), _ratio(floor_v, passes_v))
     known = _known(pairs, "floor_s", "verify").sum(axis=0)
-    limit = tau["point"] / inflation if inflation and tau["point"] is not None else None
-    return {"roofline_limit": limit, "roofline_share": _ratio(known[0], known[1])}
+    return {"roofline_limit": _ratio(gain, inflation), "roofline_share": _ratio(known[0], known[1])}
 
 
 def draft_overhead(pairs: pd.DataFrame) -> float | None:

@@ -58,7 +58,11 @@ class RoundColumns:
 
     def of(self, rows: NDArray[np.bool_]) -> RoundColumns:
         """The rounds of the trials marked in `rows`."""
-        keep = np.flatnonzero(rows[self.row])
+        return self.of_entries(rows[self.row])
+
+    def of_entries(self, marks: NDArray[np.bool_]) -> RoundColumns:
+        """The entries marked."""
+        keep = np.flatnonzero(marks)
         return RoundColumns(**{name: column.take(keep) for name, column in vars(self).items()})
 
 
@@ -79,9 +83,10 @@ def build(trials: Sequence[Trial]) -> Frame:
     )
     for name in ("drafted", "accepted", "emitted"):
         rows[name] = np.bincount(rounds.row, weights=getattr(rounds, name), minlength=len(rows))
-    rows["decode_tokens"] = np.where(
-        rows["rounds"] > 0, rows["emitted"], np.maximum(rows["output_tokens"] - 1, 0)
-    )
+    decoded = np.where(rows["rounds"] > 0, rows["emitted"], np.maximum(rows["output_tokens"] - 1, 0))
+    opening = _floats(_opening(trial) for trial in ordered)
+    after = np.maximum(rows["output_tokens"] - opening, 0)  # what `decode_s` is the time of
+    rows["decode_tokens"] = np.where(np.isnan(opening), decoded, after).astype(np.int64)
     rows["asked"] = rows.groupby(["task", "question"], sort=False, observed=True).ngroup()
     rows["unit"] = rows.groupby(_UNIT, sort=False, observed=True).ngroup()
     batches = _batches(rows)
@@ -118,6 +123,11 @@ def _position(trial: Trial) -> tuple[Any, ...]:
         t.request_rate or 0.0,
     )
     return (*where, t.block, t.batch, t.attempt, t.order)
+
+
+def _opening(trial: Trial) -> int | None:
+    """Tokens of a stream's first event; None where there is none or it does not tell."""
+    return trial.arrivals["tokens"][0] if trial.arrivals and trial.arrivals["tokens"] else None
 
 
 def _rows(trials: Sequence[Trial], rounds: NDArray[np.int64]) -> pd.DataFrame:
@@ -216,7 +226,10 @@ def _round_columns(trials: Sequence[Trial]) -> RoundColumns:
 
 
 def _waits(trials: Sequence[Trial], rounds: RoundColumns) -> RoundColumns:
-    """What a streaming client waits for: the events of engines, elsewhere the rounds."""
+    """What a streaming client waits for: the events of engines, elsewhere the rounds.
+
+    Where the tokens of one of a request's events are not told, those of all are -1: the rest would tell of too few.
+    """
     seen = [bool(t.arrivals and len(t.arrivals["at_s"]) > 1) for t in trials]
     if not any(seen):
         return rounds
@@ -225,9 +238,8 @@ def _waits(trials: Sequence[Trial], rounds: RoundColumns) -> RoundColumns:
         if seen[row]:
             assert trial.arrivals is not None
             seconds = np.diff(np.asarray(trial.arrivals["at_s"], dtype=np.float64))
-            tokens = np.array(
-                [1 if count is None else count for count in trial.arrivals["tokens"][1:]], np.int32
-            )
+            told = trial.arrivals["tokens"][1:]
+            tokens = np.array([-1] * len(told) if None in told else told, np.int32)
             unknown, one = np.full(len(tokens), -1, np.int32), np.ones(len(tokens), np.int32)
             where, waited = np.full(len(tokens), row, np.int32), np.maximum(seconds, 0)
             nowhere = np.full(len(tokens), np.nan)

@@ -40,12 +40,13 @@ TRACKED = {
 
 
 def history(runs: Sequence[RunData], metric: str) -> dict[str, Any]:
-    """{metric, unit, groups[]}; a group: {target, workload, machine, series[]}; a series: {method, batch_size,
-    concurrency, request_rate, points[]}; a point: {run, start, commit, machine, prompts, low, point, high}, oldest
-    first.
+    """{metric, unit, groups[]}; a group: {target, dtype, engine, workload, machine, series[]}; a series: {method,
+    batch_size, concurrency, request_rate, points[]}; a point: {run, start, commit, dirty, engine_version, machine,
+    prompts, low, point, high}, oldest first.
 
-    A group holds the runs of one target (name, precision, revision, hashes), one workload (task files, number
-    of questions, sampling, limits) and, for a metric that depends on it, one machine; else `machine` is None.
+    A group holds the runs of one target (name, precision, revision, hashes), one engine of whatever version, one
+    workload (task files, number of questions, sampling, limits) and, for a metric that depends on it, one machine;
+    else `machine` is None.
     """
     tracked = TRACKED[metric]
     groups: dict[str, dict[str, Any]] = {}
@@ -56,7 +57,7 @@ def history(runs: Sequence[RunData], metric: str) -> dict[str, Any]:
             estimate = _estimate(row[tracked.field])
             known = row["task"] == OVERALL and estimate["point"] is not None
             if known and (tracked.absolute or row["method"] != BASELINE):  # vanilla's ratios are 1
-                key = _key(run.manifest, tracked.absolute)
+                key = _key(run.manifest, extract, tracked.absolute)
                 group = groups.setdefault(key, _group(run.manifest, extract, tracked.absolute))
                 _series(group, row)["points"].append(_point(extract, row, estimate))
     return {"metric": metric, "unit": tracked.unit, "groups": list(groups.values())}
@@ -66,7 +67,7 @@ def _estimate(value: Any) -> Estimate:
     return value if isinstance(value, dict) else {"low": None, "point": value, "high": None}
 
 
-def _key(manifest: Mapping[str, Any], absolute: bool) -> str:
+def _key(manifest: Mapping[str, Any], extract: Mapping[str, Any], absolute: bool) -> str:
     """What the runs of a group have in common, in full."""
     target = manifest.get("target")
     config = manifest.get("config") or {}
@@ -75,6 +76,7 @@ def _key(manifest: Mapping[str, Any], absolute: bool) -> str:
         [target.get(name) for name in IDENTITY] if isinstance(target, Mapping) else target,
         sorted([str(task.get(name)) for name in ("name", "sha256", "questions")] for task in tasks),
         [config.get(name) for name in (*SAMPLING, "max_new_tokens", "template_args")],
+        extract["engine"]["name"],
         manifest.get("machine_fingerprint") if absolute else None,
     ]
     return json.dumps(parts, sort_keys=True, default=str)
@@ -84,6 +86,7 @@ def _group(manifest: Mapping[str, Any], extract: Mapping[str, Any], absolute: bo
     return {
         "target": extract["target"],
         "dtype": (extract.get("target_details") or {}).get("dtype"),
+        "engine": extract["engine"]["name"],
         "workload": _workload(manifest),
         "machine": (extract["machine"] or "unknown machine") if absolute else None,
         "series": [],
@@ -118,6 +121,7 @@ def _point(extract: Mapping[str, Any], row: Mapping[str, Any], estimate: Estimat
         "start": extract.get("start"),
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),
+        "engine_version": extract["engine"]["version"],
         "machine": extract.get("machine"),
         "prompts": row["prompts"],
         **estimate,

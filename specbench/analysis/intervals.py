@@ -72,12 +72,34 @@ def jackknife_bias(clusters: Floats, signs: tuple[float, ...]) -> float | None:
 
     None under MIN_CLUSTERS questions, or where one question holds all of a column.
     """
+    shares = _shares_below_one(clusters)
+    return None if shares is None else float((len(shares) - 1) * np.mean(_moved(shares, signs)))
+
+
+def jackknife_bias_error(clusters: Floats, signs: tuple[float, ...]) -> float | None:
+    """The standard error of `jackknife_bias`, unknown where that is.
+
+    What leaving out a question moves is nearly all linear in its shares, which adds up to nothing over the questions:
+    the bias is the mean of what is left, and errs as a mean does. In simulated runs (`tests/simulator.py`) it is
+    1 to 1.8 times the spread of the biases found at 10 to 40 questions.
+    """
+    shares = _shares_below_one(clusters)
+    if shares is None:
+        return None
+    curved = _moved(shares, signs) + shares @ np.asarray(signs)
+    return float((len(shares) - 1) * np.std(curved, ddof=1) / np.sqrt(len(shares)))
+
+
+def _shares_below_one(clusters: Floats) -> Floats | None:
+    """[clusters, columns]: of each column's sum; None under MIN_CLUSTERS questions, or where one holds all of it."""
     clusters = clusters[np.lexsort(clusters.T)]
     totals = clusters.sum(axis=0)
-    if len(clusters) < MIN_CLUSTERS or not np.all(clusters < totals):
-        return None
-    without_one = np.log1p(-clusters / totals) @ np.asarray(signs)
-    return float((len(clusters) - 1) * np.mean(np.expm1(without_one)))
+    return clusters / totals if len(clusters) >= MIN_CLUSTERS and np.all(clusters < totals) else None
+
+
+def _moved(shares: Floats, signs: tuple[float, ...]) -> Floats:
+    """By what share of itself the ratio moves when each question is left out."""
+    return np.expm1(np.log1p(-shares) @ np.asarray(signs))
 
 
 def sums_by(cluster: NDArray[Any], columns: Floats) -> Floats:

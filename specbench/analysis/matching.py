@@ -25,6 +25,10 @@ class Place(NamedTuple):
     method: str
     setting: Setting
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return self.method, self.setting.order
+
 
 class Matching:
     """The trials of both runs, and their batches that count, numbered alike.
@@ -45,7 +49,7 @@ class Matching:
     def shared(self) -> list[Place]:
         """Of what both runs measured something; vanilla first."""
         both = self.measured[BASE] & self.measured[NEW]
-        return sorted(both, key=lambda p: (p.setting, p.method != BASELINE, p.method))
+        return sorted(both, key=lambda p: (p.setting.order, p.method != BASELINE, p.method))
 
     def batches(self, side: str, place: Place) -> pd.DataFrame:
         """One run's batches at a place, with vanilla's seconds and tokens of the same prompts beside (`_v`)."""
@@ -92,11 +96,21 @@ def _marked(
 
 
 def _with_lengths(trials: Sequence[Trial]) -> Iterator[tuple[Trial, int]]:
-    """Each trial with the prompt tokens of its whole batch: its rows must stay together."""
+    """Each trial with the prompt tokens of its whole batch: its rows must stay together.
+
+    A failed request may not know its own, and a server's count is not ours: it has those of the same prompt's
+    others.
+    """
+    answered = {_prompt(trial): trial.prompt_tokens for trial in trials if trial.error is None}
     lengths: Counter[tuple[Any, ...]] = Counter()
     for trial in trials:
-        lengths[_batch(trial)] += trial.prompt_tokens
+        own = trial.prompt_tokens
+        lengths[_batch(trial)] += own if trial.error is None else answered.get(_prompt(trial), own)
     return ((trial, lengths[_batch(trial)]) for trial in trials)
+
+
+def _prompt(trial: Trial) -> tuple[Any, ...]:
+    return trial.task, trial.question, trial.turn, trial.repeat
 
 
 def _batch(trial: Trial) -> tuple[Any, ...]:

@@ -68,11 +68,18 @@ class Architecture:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def in_bytes(self, weight: float, number: float) -> Architecture:
-        """The same with `weight` bytes a weight and `number` bytes a number of the cache."""
+    def in_bytes(self, weight: float, number: float, dense: float | None = None) -> Architecture:
+        """The same with `weight` bytes a weight.
+
+        Args:
+            number: bytes of what it computes with: the cache's numbers, and the head's, which nobody quantises.
+            dense: bytes a weight that is neither the head's nor a routed expert's, where they are others.
+        """
+        head = self.vocab * self.hidden
+        others = (self.dense_parameters - head) * (weight if dense is None else dense)
         return replace(
             self,
-            dense_bytes=self.dense_parameters * weight,
+            dense_bytes=others + head * number,
             expert_bytes=self.expert_parameters * weight,
             number_bytes=number,
         )

@@ -81,10 +81,17 @@ def gaps(rounds: RoundColumns) -> dict[str, float | None]:
     """{p50, p95, p99} of the seconds before each decoded token, as a streaming client sees them.
 
     A round's tokens arrive together: its first one waits for the whole round, the others not at all. So with
-    two tokens a round the median gap is 0, and the tail is what tells how evenly text appears.
+    two tokens a round the median gap is 0, and the tail is what tells how evenly text appears. Unknown is what an
+    entry of several rounds hides, and of how many tokens an event was where that is not told.
     """
-    timed = np.isfinite(rounds.round_s) & (rounds.emitted > 0)
+    timed = np.isfinite(rounds.round_s) & (rounds.emitted > 0) & (rounds.count == 1)
     return percentiles(rounds.round_s[timed], zeros=int((rounds.emitted[timed] - 1).sum()))
+
+
+def durations(rounds: RoundColumns) -> dict[str, float | None]:
+    """{p50, p95, p99} of the seconds of a round; unknown where an entry is the mean of several."""
+    known = rounds.round_s if (rounds.count == 1).all() else np.zeros(0)
+    return percentiles(known)
 
 
 def mean(values: NDArray[np.float64]) -> float | None:

@@ -34,7 +34,7 @@ def _folder(run: Any) -> PurePath:
 
 def _ends(folders: Sequence[PurePath]) -> list[str]:
     """The shortest ends of the paths, equally long, that differ wherever the paths do."""
-    ends: list[str] = []
+    ends = [""] * len(folders)
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
         ends = [PurePath(*folder.parts[-depth:]).as_posix() for folder in folders]
         if len(set(ends)) == len(set(folders)):

@@ -23,6 +23,11 @@ class Setting(NamedTuple):
         """Requests decoded together; of an open loop it is not known."""
         return self.batch_size * (self.concurrency or 1)
 
+    @property
+    def order(self) -> tuple[float, ...]:
+        """To sort by: open loops after closed ones, each from the smallest load on."""
+        return (self.request_rate, *self)
+
     def fields(self) -> dict[str, Any]:
         """As a summary row has them: None where not asked for."""
         return {

@@ -17,7 +17,7 @@ from specbench.analysis.extract import run_extract
 from specbench.analysis.floors import with_floors
 from specbench.analysis.frame import Frame, RoundColumns, build
 from specbench.analysis.open_loop import queue_growth
-from specbench.analysis.rounds import acceptance, gaps, mean, percentiles
+from specbench.analysis.rounds import acceptance, durations, gaps, mean
 from specbench.analysis.run_names import run_names
 from specbench.analysis.setting import AXES, Setting, measured_at
 
@@ -92,8 +92,8 @@ def _summarise_run(run: RunData, name: str) -> tuple[list[dict[str, Any]], list[
         beside = caution.Overall(
             overall,
             [part for part in parts if part["category"] is None],
-            estimates.clusters(group.pairs),
             estimates.clusters_needed(group.pairs, caution.WANTED),
+            int(group.units["requests"].max()) if len(group.units) else 0,
             int(group.pairs["tokens_v"].sum()),
             int(group.pairs["tokens"].sum()),
         )
@@ -106,7 +106,7 @@ def _groups(frame: Frame) -> Iterator[_Group]:
     cluster_of_row = batches["cluster"].to_numpy()[rows["unit"].to_numpy()]
     settings = {Setting(*values) for values in zip(*(rows[axis].tolist() for axis in AXES), strict=True)}
     methods = sorted(_in_order(rows, "method", "order"), key=lambda method: method != BASELINE)
-    for setting in sorted(settings, key=lambda one: (one.request_rate, one)):  # open loops after closed ones
+    for setting in sorted(settings, key=lambda one: one.order):
         at_setting = measured_at(rows, setting)
         used = batches[batches["used"] & measured_at(batches, setting)]
         baseline = rows[at_setting & (rows["method"] == BASELINE)]
@@ -148,14 +148,17 @@ def _row(group: _Group, run: str, task: str, category: str | None) -> dict[str, 
     fields = acceptance(rounds, group.cluster_of_row)
     fields |= estimates.counts(rows) | estimates.speed(pairs) | estimates.cost(used, units)
     overhead = estimates.draft_overhead(pairs)
-    fields |= estimates.physics(pairs, fields["tau"], fields["decode_speedup"], overhead)
-    fields |= estimates.roofline(pairs, fields["tau"])
+    # Requests at an engine have their own rounds and seconds: there, too, it is τ.
+    gain = fields["tau"]["point"] if group.setting.batch_size == 1 else estimates.pass_gain(pairs)
+    fields |= {"pass_gain": gain, "clusters": estimates.clusters(pairs)}
+    fields |= estimates.physics(pairs, gain, fields["decode_speedup"], overhead)
+    fields |= estimates.roofline(pairs, gain)
     fields |= closed_form(rounds, overhead)
     fields |= estimates.agreement(used) | estimates.told(used) | group.fixed
     once = np.isin(rounds.row, used.index[used["leader"]].to_numpy())
     waits = gaps(rounds if group.waits is group.rounds else _rounds_of(group.waits, rows))
-    fields |= {"round_s": percentiles(rounds.round_s[once]), "itl_s": waits}
-    fields["experts"] = mean(rounds.experts[once])
+    leading = rounds.of_entries(once)
+    fields |= {"round_s": durations(leading), "itl_s": waits, "experts": mean(leading.experts)}
     fields["queue_growth"] = queue_growth(used) if group.setting.request_rate else None
     head = {
         "run": run,

@@ -30,9 +30,13 @@ Prompts that both runs measured are paired; without enough of them a row is mark
 targets or sampling are never compared, nor tokens_per_s and memory across machines. A method that only one of them
 measured is listed and not compared; with --strict one that only BASE measured is a regression.
 
+--identical compares the tokens of greedy outputs as well: of the same method on the same prompt they must be the same
+ones where both runs are in float32. In a narrower dtype near-ties fall either way: it says how many are identical.
+
 As BASE a saved baseline comes before a run of the same name, as NEW a run before a baseline.
 
-Exit code: 1 a regression, 2 nothing could be compared, 0 otherwise, ambiguous rows included.
+Exit code: 1 a regression or a difference that --identical finds in float32, 2 nothing could be compared, 0 otherwise,
+ambiguous rows included.
 """
 METRIC_NAMES = "speedup, tau, tokens_per_s or memory"
 FORMAT_NAMES = ("md", "json", "junit", "github-action-benchmark")
@@ -69,6 +73,9 @@ def compare(
     strict: Annotated[
         bool, typer.Option("--strict", help="A method that only BASE measured is a regression.")
     ] = False,
+    identical: Annotated[
+        bool, typer.Option("--identical", help="Compare the tokens of greedy outputs as well.")
+    ] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help=f"{', '.join(FORMAT_NAMES)}; may be repeated, each with its --output."),
@@ -83,6 +90,7 @@ def compare(
     targets = _targets([*(formats or []), *(["json"] if as_json else [])], output or [])
     from specbench.analysis.compare import DEFAULT, REGRESSED
     from specbench.analysis.compare import compare as compared
+    from specbench.analysis.same_tokens import same_tokens, sentence
     from specbench.cli.report import write
     from specbench.report.ci import FORMATS
     from specbench.store import find_baseline, find_runs, read_run
@@ -92,6 +100,8 @@ def compare(
     first = read_run(find_baseline(results, base) or find_runs(results, [base])[0])
     second = read_run(find_runs(results, [new])[0])
     found = compared(first, second, wanted, limits, strict)
+    if identical:
+        found["identical"] = same_tokens(first, second)
     if overall:
         found["rows"] = [row for row in found["rows"] if row["task"] == "overall"]
     if not found["rows"]:
@@ -99,15 +109,19 @@ def compare(
             f"{base} and {new} share nothing that could be compared: {_why(found)}",
             "compare runs that measured the same methods at the same batch size on common tasks",
         )
-    if "-" not in [file for _, file in targets]:
+    printed = "-" in [file for _, file in targets]
+    if not printed:
         _print(found, every)
+    if identical:
+        typer.echo(sentence(found["identical"]), err=printed)
     for name, file in targets:
         text = FORMATS[name](found)
         if file == "-":
             typer.echo(text, nl=False)
         else:
             write(Path(file), text)
-    if any(row["verdict"] == REGRESSED for row in found["rows"]):
+    differs = identical and found["identical"]["failure"]
+    if differs or any(row["verdict"] == REGRESSED for row in found["rows"]):
         raise typer.Exit(1)
 
 
@@ -189,5 +203,7 @@ def _ratio(option: str, text: str) -> float:
 
 
 def _why(found: dict[str, Any]) -> str:
-    reasons = [f"{place['method']} {place['reason']}" for place in found["missing"]]
+    from specbench.report.comparison import method
+
+    reasons = [f"{method(place)} {place['reason']}" for place in found["missing"]]
     return "; ".join(reasons) or "no method other than vanilla has numbers on a common task"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,7 +24,9 @@ def doctor(
     engine: list[str] = typer.Option(
         [], "--engine", help="Look at this one alone, e.g. vllm:binary=VENV/bin/vllm. Repeatable."
     ),
-    strict: bool = typer.Option(False, "--strict", help="Exit code 1 if a self-check of a GPU fails."),
+    strict: bool = typer.Option(
+        False, "--strict", help="Exit code 1 if a self-check (clock, graphs, quantised layers) fails."
+    ),
 ) -> None:
     """Look at versions, devices, caches, the Hub, memory bandwidth and noise; say what to do about problems.
 
@@ -46,6 +49,8 @@ def doctor(
         _print(facts, found)
     if fatal is not None:
         raise SpecbenchError(fatal.what, fatal.advice)
+    if strict and not facts["gpu"]["torch_gpus"]:
+        print("no GPU: no self-check of one was made", file=sys.stderr)
     if strict and any(problem.failed for problem in found):
         raise typer.Exit(1)
 
@@ -144,12 +149,16 @@ def _gpu_lines(gpus: list[dict[str, Any]], state: dict[str, Any]) -> list[tuple[
     return [*(lines or [("gpu", "none that torch can use: runs go to the processor")]), ("nvml", works)]
 
 
-def _clocks(checks: list[dict[str, Any]]) -> str:
+def _clocks(checks: list[dict[str, Any]] | str) -> str:
+    if isinstance(checks, str):
+        return f"not checked: {checks}"
     worst = max(checks, key=lambda check: check["difference"])
     return f"event spans and the host differ by {worst['difference']:.2%} at most"
 
 
-def _graphs(checks: list[dict[str, Any]]) -> str:
+def _graphs(checks: list[dict[str, Any]] | str) -> str:
+    if isinstance(checks, str):
+        return f"not checked: {checks}"
     parts = []
     for check in checks:
         if check["eager"] is not None:
@@ -165,8 +174,11 @@ def _graphs(checks: list[dict[str, Any]]) -> str:
 def _quantisation(facts: dict[str, Any]) -> str:
     if facts["torchao"] is None:
         return 'torchao is not installed (pip install "specbench-llm[quantize]")'
-    works = [scheme for scheme, why_not in facts["schemes"].items() if why_not is None]
-    lacks = [f"; {scheme} not: {why_not}" for scheme, why_not in facts["schemes"].items() if why_not]
+    why_not = {
+        scheme: why for scheme, why in {**facts["schemes"], **facts["failed"]}.items() if why is not None
+    }
+    works = [scheme for scheme in facts["schemes"] if scheme not in why_not]
+    lacks = [f"; {scheme} not: {why}" for scheme, why in why_not.items()]
     return f"torchao {facts['torchao']}: {', '.join(works) or 'nothing'} on {facts['device']}{''.join(lacks)}"
 
 

@@ -39,8 +39,8 @@ def history(
 ) -> None:
     """Print each method's METRIC run by run, oldest first, with a small plot.
 
-    Runs of another target, other tasks, sampling or limits stand apart; so do other machines for what depends on
-    them (tokens_per_s, ttft_s, tpot_s, memory).
+    Runs of another target or engine, other tasks, sampling or limits stand apart; so do other machines for what
+    depends on them (tokens_per_s, ttft_s, tpot_s, memory).
     """
     from specbench.analysis.history import TRACKED
     from specbench.analysis.history import history as tracked

@@ -54,7 +54,8 @@ def import_(
     """
     from specbench.importers import FORMATS, Source
     from specbench.importers.base import BASELINE, manifest
-    from specbench.store import RunStore, Trial, default_name
+    from specbench.store import RunStore, default_name
+    from specbench.trial_file import trial_of
 
     if form not in FORMATS:
         raise SpecbenchError(f"there is no importer for {form}", f"use one of: {', '.join(FORMATS)}")
@@ -65,13 +66,19 @@ def import_(
             f"there is a run {store.path}", "choose another --name, or --fresh to move it aside"
         )
     found = FORMATS[form].read(sources, temperature)
+    try:
+        trials = [trial_of(row) for row in found.rows]
+    except ValueError as error:
+        raise SpecbenchError(
+            f"the {form} files hold what is no trial: {error}", "give the benchmark's own result files"
+        ) from error
     about = manifest(FORMATS[form], sources, found, store.path.name, target, sys.argv[1:])
     if not about["target"].get("name"):
         raise SpecbenchError(f"the {form} files do not say what the target is", "name it with --target")
     if fresh:
         store.move_aside()
     store.write_manifest(about)
-    store.append([Trial.from_json(row) for row in found.rows])
+    store.append(trials)
     for note in about["target"]["notes"]:
         print(f"note: {note}", file=sys.stderr)
     typer.echo(str(store.path))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specbench.errors import SpecbenchError
+from specbench.models.packed import BYTES_A_WEIGHT
 
 if TYPE_CHECKING:
     from specbench.analysis.roofline import Architecture, Device, Speculation
+    from specbench.models.architecture import Described
 
+AUTO = "auto"
 MEASURED = "measured"
-WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 SCHEMA = 1
 
 
@@ -42,8 +46,10 @@ def roofline(
     ] = "1,2,4,8,16,32,64,128,256",
     dtype: Annotated[
         str,
-        typer.Option(help=f"Of the weights: auto, {', '.join(WEIGHT_BYTES)}. auto: the checkpoint's own."),
-    ] = "auto",
+        typer.Option(
+            help=f"Of the weights: auto, {', '.join(BYTES_A_WEIGHT)}, as --quantize makes them. auto: as stored."
+        ),
+    ] = AUTO,
     device: Annotated[str, typer.Option(help="With --gpu measured: auto, cpu, cuda, cuda:N.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Measure the device anew.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg|FILE.png", help="Draw it.")] = None,
@@ -69,12 +75,11 @@ def roofline(
         raise SpecbenchError(
             f"--batch-size {batch_size} has a number below 1", "write e.g. --batch-size 1,4,16"
         )
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise SpecbenchError(f"--plot {plot} is neither .svg nor .png", "give a file name that ends so")
-    numbers_, own = described(target)
-    kind = _dtype(own if dtype == "auto" else dtype)
-    model = numbers_.in_bytes(WEIGHT_BYTES[kind], 4.0 if kind == "float32" else 2.0)
-    place = _device(gpu, gpus, kind, device, again)
+    if not math.isfinite(draft_cost):
+        raise SpecbenchError(f"--draft-cost {draft_cost} is no number", "write e.g. --draft-cost 0.1")
+    _check_plot(plot)
+    kind, computes, model = _stored(described(target), target, dtype)
+    place = _device(gpu, gpus, computes, device, again)
     how = Speculation(draft_tokens + 1, tau, draft_cost)
     facts = _facts(target, kind, model, place, how, context, batches)
     if as_json:
@@ -89,9 +94,39 @@ def roofline(
             write(plot, save(limit.figure(model, place, how, context)))
 
 
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if plot.suffix not in (".svg", ".png"):
+        raise SpecbenchError(f"--plot {plot} is neither .svg nor .png", "give a file name that ends so")
+    if not plot.parent.is_dir():
+        raise SpecbenchError(f"--plot {plot}: there is no folder {plot.parent}", "make it, or name another")
+
+
+def _stored(target: Described, ref: str, dtype: str) -> tuple[str, str, Architecture]:
+    """What its weights are called as they are read, the numbers it computes with, and its architecture in bytes."""
+    stored = target.stored
+    if dtype != AUTO or stored is None:
+        kind = _dtype(target.dtype if dtype == AUTO else dtype)
+        return (
+            kind,
+            kind,
+            target.architecture.in_bytes(BYTES_A_WEIGHT[kind], 4.0 if kind == "float32" else 2.0),
+        )
+    weight = stored.bytes_a_weight
+    if weight is None:
+        raise SpecbenchError(
+            f"{ref} is quantised ({stored.name}), and its config.json does not say to how many bits",
+            f"give --dtype: {', '.join(BYTES_A_WEIGHT)}",
+        )
+    number = BYTES_A_WEIGHT[_dtype(target.dtype)]
+    model = target.architecture.in_bytes(weight, number, number if stored.experts_only else None)
+    return stored.name, stored.computes_in or target.dtype, model
+
+
 def _dtype(name: str) -> str:
-    if name not in WEIGHT_BYTES:
-        raise SpecbenchError(f"unknown dtype {name!r}", f"use --dtype auto, {', '.join(WEIGHT_BYTES)}")
+    if name not in BYTES_A_WEIGHT:
+        raise SpecbenchError(f"unknown dtype {name!r}", f"use --dtype {AUTO}, {', '.join(BYTES_A_WEIGHT)}")
     return name
 
 
@@ -109,12 +144,13 @@ def _device(gpu: str, count: int, dtype: str, device: str, again: bool) -> Devic
 
     if count > 1:
         raise SpecbenchError("--gpus is for --gpu NAME", "one device is measured; leave --gpus out")
-    speed = device_speed(pick_device(device), DTYPES.get(dtype, torch.bfloat16), cache_folder(), again)
+    numbers = {**DTYPES, "fp8": torch.float8_e4m3fn}.get(dtype, torch.bfloat16)
+    speed = device_speed(pick_device(device), numbers, cache_folder(), again)
     if speed is None:
         raise SpecbenchError(
             "this device's speed could not be measured", "free some memory, or use --gpu NAME"
         )
-    return Device.measured(speed.to_json())
+    return replace(Device.measured(speed.to_json()), name=f"{speed.device} (measured in {speed.dtype})")
 
 
 def _facts(
@@ -150,10 +186,9 @@ def _print(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    place, model = facts["device"], facts["architecture"]
-    print(
-        f"target   {facts['target']}, {facts['dtype']}: {facts['weights_bytes'] / 1e9:.1f} GB of weights read"
-    )
+    place, model, kind = facts["device"], facts["architecture"], facts["dtype"]
+    kind = kind if kind in BYTES_A_WEIGHT else f"{kind}, as stored"
+    print(f"target   {facts['target']}, {kind}: {facts['weights_bytes'] / 1e9:.1f} GB of weights read")
     if model["experts"]:
         print(f"experts  {model['active_experts']} of {model['experts']} a token in {model['moe_layers']} layers, "
               "counted as if tokens chose at random")  # fmt: skip

@@ -67,8 +67,7 @@ class LearnedDrafter(Drafter):
             if not self._cache.ready:
                 return
             lengths = buckets(request.longest_prompt, longest, self._cache.slots)
-        for variant in self.passes.variants(rows):
-            self.passes.ahead(rows, variant, self._version, lengths)
+        self.passes.ahead(rows, self._version, lengths)
 
     def fixed(
         self, variant: Hashable, compute: Compute, inputs: Tensors, length: int = 0, *, bucket: bool = False

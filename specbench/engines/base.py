@@ -46,6 +46,7 @@ from specbench.engines.record import (
     Arrival,
     Event,
     Reply,
+    Scope,
     from_counters,
     plain,
     with_steps,
@@ -76,6 +77,7 @@ class Engine:
     lossy: ClassVar[Mapping[str, Sequence[str]]] = {}  # setting that may change answers -> values that do not
     no_speculation: ClassVar[str | None] = None  # why there are no methods
     weights: ClassVar[str] = "folder"  # what it loads: `folder` (or a Hub id) or `gguf`
+    first_drafts: ClassVar[bool] = False  # the step over the prompt verifies a draft too
     takes_ids: ClassVar[bool] = True  # prompts as ids; else as text without added special tokens
     adds_special: ClassVar[bool] = False  # puts BOS before a text prompt, asked or not
     counts_unstreamed: ClassVar[bool] = False  # a request that is not streamed tells its tokens
@@ -88,6 +90,8 @@ class Engine:
     metrics: ClassVar[str | None] = None
     counter_names: ClassVar[Mapping[str, str]] = {}  # name of an Acceptance field -> Prometheus name
     evidence: ClassVar[str | None] = None  # a route whose answer tells whether a server speculates
+    version_at: ClassVar[tuple[str, str] | None] = None  # a route, and the key of its JSON's version
+    cures: ClassVar[Mapping[str, str]] = {}  # words (lower case) of why a server did not start -> what helps
     warnings: ClassVar[Sequence[str]] = ()  # what a reader of its results must know
 
     # -- methods -----------------------------------------------------------------------------------------------
@@ -244,6 +248,7 @@ class Engine:
         arrivals: list[Arrival] = []
         told: dict[str, Any] = {}
         finish: str | None = None
+        opening = ""
         seen = 0
         for event, usage in zip(events, usages, strict=True):
             told |= {key: event.data[key] for key in ROOT if event.data.get(key)}
@@ -257,6 +262,7 @@ class Engine:
                 if count or (count is None and piece):
                     arrivals.append(Arrival(event.at, count))
                 text.append(piece)
+                opening = opening or piece
                 finish = choice.get("finish_reason") or finish
             seen = seen if so_far is None else so_far
         counts = told.get("usage") or {}
@@ -268,6 +274,7 @@ class Engine:
             completion_tokens=counts.get("completion_tokens", None if ids is None else len(ids)),
             finish=FINISH.get(finish or "", finish),
             told=told,
+            opening=opening,
         )
 
     # -- acceptance --------------------------------------------------------------------------------------------
@@ -292,27 +299,49 @@ class Engine:
         """
         if setup.native is None:
             return [plain(reply.completion_tokens) for reply in replies]
-        tokens = [reply.completion_tokens or 0 for reply in replies]
-        counted = from_counters(delta, tokens) if delta and any(name in delta for name in COUNTS) else None
-        records = []
-        for row, reply in enumerate(replies):
-            said = {key: value for key, value in self.told(reply).items() if value is not None}
-            if "accepted" in said:
-                records.append(self._said(reply, said, counted[row] if counted else None))
-            elif counted:
-                records.append(with_steps(counted[row]))
-            else:
-                records.append(Acceptance(completion_tokens=reply.completion_tokens))
-        return records
+        told = [self._own(reply) for reply in replies]
+        if not delta or not any(name in delta for name in COUNTS):
+            return [with_steps(record) for record in told]
+        counted = from_counters(delta, replies, told)
+        return [
+            with_steps(share) if own.accepted is None else _filled(own, share, alone=len(replies) == 1)
+            for own, share in zip(told, counted, strict=True)
+        ]
 
-    def _said(self, reply: Reply, said: Mapping[str, Any], counted: Acceptance | None) -> Acceptance:
-        """A response's own record; a count it leaves out is the server's."""
-        told_by_server = (*COUNTS, "per_position")
-        fill = (
-            {name: getattr(counted, name) for name in told_by_server if name not in said} if counted else {}
-        )
-        values = {"source": "response", **fill, **said, "completion_tokens": reply.completion_tokens}
-        return with_steps(Acceptance(**values))
+    def accounts_for(self, replies: Sequence[Reply], delta: Mapping[str, int]) -> bool:
+        """Whether what the server counted is what these replies tell (and not what is derived), as far as both do.
+
+        If not, it served others meanwhile, or its counters were read before they held all.
+        """
+        told = [self._own(reply) for reply in replies]
+        for name in ("accepted", "drafted"):
+            counts = [getattr(one, name) for one in told if one.source == "response"]
+            known = name in delta and len(counts) == len(told) and None not in counts
+            if known and sum(counts) != delta[name]:
+                return False
+        return True
+
+    def _own(self, reply: Reply) -> Acceptance:
+        """What a response itself tells; unknown if that is not what was accepted."""
+        said = {key: value for key, value in self.told(reply).items() if value is not None}
+        if "accepted" not in said:
+            return Acceptance(completion_tokens=reply.completion_tokens)
+        return Acceptance(**{"source": "response", **said, "completion_tokens": reply.completion_tokens})
+
+
+def _filled(own: Acceptance, counted: Acceptance, *, alone: bool) -> Acceptance:
+    """A response's own record; a count it leaves out is the server's.
+
+    Those of one request `alone` are its own. A share of several requests' is an estimate: no step follows from it.
+    """
+    own = own if alone else with_steps(own)
+    fill = {
+        name: getattr(counted, name)
+        for name in (*COUNTS, "per_position")
+        if getattr(own, name) is None and getattr(counted, name) is not None
+    }
+    scope: Scope = "request" if alone or not fill else "server"
+    return with_steps(replace(own, **fill, scope=scope))
 
 
 def flags_in(text: str) -> frozenset[str]:

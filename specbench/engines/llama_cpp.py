@@ -32,7 +32,7 @@ from specbench.engines.base import (
 )
 
 WHEEL = "xllamacpp"
-BATCH = 2048  # llama-server's own --batch-size
+BATCH, BATCH_FLAG = 2048, "batch-size"  # llama-server's own default: tokens of a prompt that one decode takes
 LAUNCHER = "specbench.engines.xllamacpp_server"
 
 
@@ -72,6 +72,7 @@ class LlamaCpp(Engine):
     route = "/completion"
     metrics = "/metrics"
     evidence = "/slots"
+    version_at = ("/props", "build_info")
     counter_names: ClassVar = {
         "accepted": "llamacpp:spec_decode_num_accepted_tokens_total",
         "drafted": "llamacpp:spec_decode_num_draft_tokens_total",
@@ -103,9 +104,13 @@ class LlamaCpp(Engine):
     def request(
         self, prompt: Prompt, limits: Limits, setup: Setup, target: str
     ) -> tuple[str, dict[str, Any]]:
+        # its own defaults (top-k 40, min-p 0.05) are another distribution
+        sampling = (
+            {"top_k": limits.top_k, "top_p": limits.top_p, "min_p": 0.0} if limits.temperature > 0 else {}
+        )
         if setup.chat:
             route, chat = super().request(prompt, limits, setup, target)
-            return route, chat | {"cache_prompt": False}
+            return route, chat | {"cache_prompt": False} | sampling
         body: dict[str, Any] = {
             "prompt": prompt.ids,
             "n_predict": limits.max_new_tokens,
@@ -116,9 +121,7 @@ class LlamaCpp(Engine):
             "cache_prompt": False,
             "ignore_eos": limits.ignore_eos,
         }
-        if limits.temperature > 0:  # its own defaults (top-k 40, min-p 0.05) are another distribution
-            body |= {"top_k": limits.top_k, "top_p": limits.top_p, "min_p": 0.0}
-        return self.route, body
+        return self.route, body | sampling
 
     def read(self, events: Sequence[Event], setup: Setup) -> Reply:
         if any("choices" in event.data for event in events):
@@ -154,7 +157,7 @@ class LlamaCpp(Engine):
         records = super().record(replies, delta, setup)
         if len(replies) > 1 or not delta or setup.native is None or records[0].target_steps is None:
             return records
-        prefills = -(-(replies[0].prompt_tokens or 1) // BATCH)  # a long prompt takes several decodes
+        prefills = -(-(replies[0].prompt_tokens or 1) // _batch(setup))  # a long prompt takes several decodes
         steps = delta.get("decodes", 0) - (prefills - 1)
         least = records[0].target_steps
         return [replace(records[0], target_steps=min(max(steps, least), least + 1))]
@@ -165,3 +168,9 @@ class LlamaCpp(Engine):
             return {}
         drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
         return {"drafted": drafted, "accepted": accepted, **({} if drafted else {"verify_steps": 0})}
+
+
+def _batch(setup: Setup) -> int:
+    """Tokens a decode, as they were asked for."""
+    given = {name.replace("_", "-"): value for name, value in setup.extra.items()}.get(BATCH_FLAG, "")
+    return int(given) if given.isdecimal() and int(given) else BATCH

@@ -35,6 +35,7 @@ class Reply:
     arrivals: the events that bore tokens, in order; the first one is the time to first token.
     finish: `eos` or `length`.
     told: whatever else the engine said of this request (timings, metrics, meta_info): `Engine.told` reads it.
+    opening: the first text that came: of the first event where that does not tell its tokens.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Reply:
     completion_tokens: int | None = None
     finish: str | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
+    opening: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,69 @@ def shared_out(total: int, weights: Sequence[int]) -> list[int]:
     return [after - before for before, after in pairwise(edges)]
 
 
-def from_counters(delta: Mapping[str, int], tokens: Sequence[int]) -> list[Acceptance]:
-    """A block's counters as one record a request, shared out by output tokens: only their sums are measured."""
+def shared_within(total: int, weights: Sequence[int], most: Sequence[int]) -> list[int]:
+    """`shared_out` where a weight above 0 means one at least, and `most` is as many as each can have.
+
+    The sum is exactly `total` even where these bounds do not allow it.
+    """
+    shares: list[int] = []
+    for row, (weight, highest) in enumerate(zip(weights, most, strict=True)):
+        left, later = total - sum(shares), weights[row + 1 :]
+        fair = round(left * weight / (weight + sum(later) or 1))
+        least = max(min(1, weight, left), left - sum(most[row + 1 :]))
+        highest = min(highest, left - sum(min(1, other) for other in later))
+        shares.append(max(least, min(fair, highest)))
+    return shares
+
+
+def from_counters(
+    delta: Mapping[str, int], replies: Sequence[Reply], told: Sequence[Acceptance]
+) -> list[Acceptance]:
+    """A block's counters as one record a request: only their sums are measured, each one's part is an estimate.
+
+    Shared out by output tokens; where every response told (`told`) what it drafted and accepted, verify steps by the
+    one and positions by the other, within what they allow.
+    """
+    tokens = [reply.completion_tokens or 0 for reply in replies]
     shares = {name: shared_out(total, tokens) for name, total in delta.items()}
-    deep = sum(key.startswith("per_position@") for key in delta)
-    positions = [shares.get(f"per_position@{i}") for i in range(deep)]
+    if all(one.drafted is not None and one.accepted is not None for one in told):
+        shares |= _by_drafts(delta, replies, told)
+    positions = [shares[name] for name in _positions(delta)]
     return [
         Acceptance(
             **{name: shares[name][row] for name in COUNTS if name in shares},  # type: ignore[arg-type]
-            per_position=[share[row] for share in positions if share is not None] or None,
-            completion_tokens=count,
+            per_position=[share[row] for share in positions] or None,
+            completion_tokens=reply.completion_tokens,
             source="metrics-delta",
             scope="server",
         )
-        for row, count in enumerate(tokens)
+        for row, reply in enumerate(replies)
     ]
+
+
+def _positions(delta: Mapping[str, int]) -> list[str]:
+    names = (f"per_position@{at}" for at in range(len(delta)))
+    return [name for name in names if name in delta]
+
+
+def _by_drafts(
+    delta: Mapping[str, int], replies: Sequence[Reply], told: Sequence[Acceptance]
+) -> dict[str, list[int]]:
+    """Verify steps and positions of requests whose drafted and accepted tokens are known.
+
+    A verify step drafts a token or more, and emits one of its own unless an EOS ended it; each position is reached
+    no more often than the one before.
+    """
+    drafted, left = [one.drafted or 0 for one in told], [one.accepted or 0 for one in told]
+    steps = [
+        (reply.completion_tokens or 0) - accepted - (reply.finish != "eos")
+        for reply, accepted in zip(replies, left, strict=True)
+    ]
+    most = [max(min(pair), 0) for pair in zip(drafted, steps, strict=True)]
+    shares = {}
+    if "verify_steps" in delta:
+        most = shares["verify_steps"] = shared_within(delta["verify_steps"], drafted, most)
+    for name in _positions(delta):
+        most = shares[name] = shared_within(delta[name], left, most)
+        left = [max(before - taken, 0) for before, taken in zip(left, most, strict=True)]
+    return shares

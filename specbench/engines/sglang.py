@@ -63,6 +63,7 @@ class SGLang(Engine):
     health = "/ready"
     metrics = "/metrics"
     evidence = "/server_info"
+    version_at = ("/server_info", "version")
     counter_names: ClassVar = {"verify_steps": "sglang:spec_verify_calls_total"}
     warnings = ("sglang counts whole windows as drafted: its acceptance rates are no other engine's",)
 

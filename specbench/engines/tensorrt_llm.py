@@ -80,6 +80,7 @@ class TensorRTLLM(Engine):
     }
     lossy: ClassVar = {"use_relaxed_acceptance_for_thinking": ("false",)}
     metrics = "/prometheus/metrics"
+    version_at = ("/version", "version")
     counter_names: ClassVar = {
         "accepted": "trtllm_spec_decode_accepted_tokens_total",
         "drafted": "trtllm_spec_decode_drafted_tokens_total",

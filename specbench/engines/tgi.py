@@ -47,6 +47,7 @@ class TGI(Engine):
     forces_length = False
     route = "/generate_stream"
     metrics = "/metrics"
+    version_at = ("/info", "version")
     counter_names: ClassVar = {
         "accepted": "tgi_request_skipped_tokens_sum",
         "target_steps": "tgi_request_skipped_tokens_count",

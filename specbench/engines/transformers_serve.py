@@ -5,7 +5,7 @@ Speculation is part of a request (`generation_config`, a JSON text): prompt look
 tokenizer puts its special tokens before them. The stream's usage counts calls of the streamer: tokens without
 speculation, but target steps with it, each with all the tokens it emitted; the finish reason follows from that count
 and is as wrong. The same request without `stream` tells the tokens. The first step verifies a draft too, so that it
-may emit several tokens. `stream_options` is ignored, and there is no `[DONE]`.
+may emit several tokens and is a round like the others. `stream_options` is ignored, and there is no `[DONE]`.
 
 Seen in transformers 5.19 and 5.24 (cli/serving/{completion,utils}.py, generation/utils.py).
 """
@@ -39,6 +39,7 @@ class TransformersServe(Engine):
     adds_special = True
     per_request = True
     counts_unstreamed = True
+    first_drafts = True
 
     def arguments(self, setup: Setup, launch: Launch) -> list[str]:
         trust = ["--trust-remote-code"] if launch.trust_remote_code else []

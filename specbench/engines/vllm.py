@@ -85,6 +85,10 @@ class VLLM(Engine):
     lossy: ClassVar = {"rejection_sample_method": ("standard", "block", "strict", "probabilistic")}
     metrics = "/metrics"
     evidence = "/metrics"
+    cures: ClassVar = {  # by default it wants 0.92 of the memory, on CPUs too
+        "memory utilization": "give it a smaller share of the memory, e.g. --engine vllm:gpu_memory_utilization=0.5",
+    }
+    version_at = ("/version", "version")
     counter_names: ClassVar = {
         "accepted": "vllm:spec_decode_num_accepted_tokens_total",
         "drafted": "vllm:spec_decode_num_draft_tokens_total",

@@ -136,31 +136,71 @@ def _busy_gpu(number: int, now: Facts | None) -> Iterator[Problem]:
         )
 
 
-def _self_check_rules(facts: Facts) -> Iterator[Problem]:
-    for device, checks in facts["clocks"].items():
-        for check in checks or ():
-            if not check["agrees"]:
-                yield Problem(
-                    f"{device}: event spans differ by {check['difference']:.1%} from the host's clock over "
-                    f"{check['host_s'] * 1e3:.0f} ms",
-                    "something else uses the GPU or this process's cores: times of rounds cannot be trusted",
-                    failed=True,
-                )
-    for device, checks in facts["graphs"].items():
-        for check in checks or ():
-            if check["eager"] is not None:
-                yield Problem(
-                    f"{device}: no CUDA graphs ({check['eager']})",
-                    "vanilla and methods run without them alike, more slowly than they could",
-                    failed=True,
-                )
-            elif not check["passed"]:
-                yield Problem(
-                    f"{device}: CUDA graphs in {check['dtype']} say something else than plain passes",
-                    "run with --graphs off, and report this with the output of `specbench doctor --json`",
-                    failed=True,
-                )
+def _clock_rules(facts: Facts) -> Iterator[Problem]:
+    yield from _not_made("clocks", facts)
+    for device, check in _checks(facts["clocks"]):
+        if not check["agrees"]:
+            yield Problem(
+                f"{device}: event spans differ by {check['difference']:.1%} from the host's clock over "
+                f"{check['host_s'] * 1e3:.0f} ms",
+                "something else uses the GPU or this process's cores: times of rounds cannot be trusted",
+                failed=True,
+            )
+
+
+def _graph_rules(facts: Facts) -> Iterator[Problem]:
+    yield from _not_made("graphs", facts)
+    for device, check in _checks(facts["graphs"]):
+        lacking = [model for model, shapes in check["shapes"].items() if not shapes]
+        if check["eager"] is not None or lacking:
+            yield Problem(
+                f"{device}: no CUDA graphs ({check['eager'] or f'none was made of the {lacking[0]}'})",
+                "vanilla and methods run without them alike, more slowly than they could",
+                failed=True,
+            )
+        elif not check["passed"]:
+            yield Problem(
+                f"{device}: CUDA graphs in {check['dtype']} say something else than plain passes",
+                "run with --graphs off, and report this with the output of `specbench doctor --json`",
+                failed=True,
+            )
+
+
+def _quantisation_rules(facts: Facts) -> Iterator[Problem]:
+    found = facts["quantisation"]
+    for scheme, wrong in found["failed"].items():
+        yield Problem(
+            f"{found['device']}: a layer quantised to {scheme} does not work: {wrong}",
+            "quantise to something else here, or install a torchao made for this torch",
+            failed=True,
+        )
+
+
+def _not_made(section: str, facts: Facts) -> Iterator[Problem]:
+    for device, found in facts[section].items():
+        if isinstance(found, str):
+            yield Problem(
+                f"{device}: the self-check of {section} could not be made: {found}",
+                "stop what else uses this GPU (nvidia-smi names it), or choose another (CUDA_VISIBLE_DEVICES)",
+                failed=True,
+            )
+
+
+def _checks(section: Facts) -> Iterator[tuple[str, Facts]]:
+    """Each check that was made, with its device."""
+    for device, found in section.items():
+        for check in found if isinstance(found, list) else ():
+            yield device, check
 
 
 INSTALL_RULES = (_install_rules,)
-RULES = (_noise_rules, _memory_rules, _folder_rules, _hub_rules, _gpu_rules, _self_check_rules)
+RULES = (
+    _noise_rules,
+    _memory_rules,
+    _folder_rules,
+    _hub_rules,
+    _gpu_rules,
+    _clock_rules,
+    _graph_rules,
+    _quantisation_rules,
+)

@@ -10,10 +10,11 @@ import importlib.metadata
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specbench.errors import first_line
 from specbench.measure import nvml
 from specbench.measure.bandwidth import measure_bandwidth
 from specbench.measure.cpu import busy_now, load_average, usable_cpus
@@ -26,8 +27,8 @@ HUB_SECONDS = 2.0
 
 
 def gather() -> Facts:
-    """All facts of this machine, JSON-ready, in about five seconds. If a needed package cannot be imported,
-    every section is null.
+    """All facts of this machine, JSON-ready; it takes some seconds, more of them with a GPU to check. If a needed
+    package cannot be imported, every section is null.
     """
     broken = broken_imports()
     facts: Facts = {"schema": 1, "versions": versions(), "unmet": unmet_requirements(), "broken": broken}
@@ -145,35 +146,48 @@ def bandwidth() -> Facts:
 
 
 def clocks() -> Facts:
-    """Event spans of the first GPU against the host's clock; null without one."""
-    import torch
-
+    """Event spans of the first GPU against the host's clock: see `_of_gpu`."""
     from specbench.measure.clock_check import check_cuda_clock
 
-    if not torch.cuda.is_available():
-        return {"cuda:0": None}
-    return {"cuda:0": [check.to_json() for check in check_cuda_clock()]}
+    return _of_gpu(check_cuda_clock)
 
 
 def graphs() -> Facts:
-    """CUDA graphs against plain passes on the first GPU, and how often a round waits for it; null without one."""
-    import torch
-
+    """CUDA graphs against plain passes on the first GPU, and how often a round waits for it: see `_of_gpu`."""
     from specbench.graph_check import check_graphs
+
+    return _of_gpu(check_graphs)
+
+
+def _of_gpu(check: Callable[[str], Sequence[Any]]) -> Facts:
+    """What a self-check of the first GPU found; in words why it could not be made; null without a GPU."""
+    import torch
 
     if not torch.cuda.is_available():
         return {"cuda:0": None}
-    return {"cuda:0": [check.to_json() for check in check_graphs("cuda:0")]}
+    try:
+        return {"cuda:0": [one.to_json() for one in check("cuda:0")]}
+    except RuntimeError as error:  # out of memory, and whatever else the driver says
+        return {"cuda:0": first_line(error)}
 
 
 def quantisation() -> Facts:
-    """What a model can be quantised to on the device that a run would take: scheme -> why not, null if it can."""
+    """What a model can be quantised to on the device that a run would take: scheme -> why not, null if it can; and
+    `failed`: scheme -> what is wrong with a layer that was quantised so.
+    """
     from specbench.models import quantize
     from specbench.models.placement import pick_device
+    from specbench.quantise_check import check_scheme
 
     device = pick_device("auto")
     why_not = {scheme: quantize.unavailable(scheme, device) for scheme in quantize.SCHEMES}
-    return {"torchao": quantize.library()[0], "device": device.type, "schemes": why_not}
+    found = {scheme: check_scheme(scheme, device) for scheme, reason in why_not.items() if reason is None}
+    return {
+        "torchao": quantize.library()[0],
+        "device": device.type,
+        "schemes": why_not,
+        "failed": {scheme: wrong for scheme, wrong in found.items() if wrong is not None},
+    }
 
 
 SECTIONS: dict[str, Callable[[], Facts]] = {

@@ -17,7 +17,10 @@ VERSION = 1  # raise when the way of measuring changes
 
 @dataclass(frozen=True)
 class Speed:
-    """`copy_gb_s` counts bytes read and bytes written; `matmul_tflop_s` is of `dtype`. `device` is its model."""
+    """`copy_gb_s` counts bytes read and bytes written; `matmul_tflop_s` is of `dtype`, those that were multiplied.
+
+    `device` is its model.
+    """
 
     device: str
     dtype: str
@@ -34,7 +37,8 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
     """The speed of a torch device, from `folder` or measured now, in about a second; None if it cannot be measured.
 
     Args:
-        dtype: of the matrices, torch's; eight-bit and narrower numbers are multiplied in bfloat16.
+        dtype: of the matrices, torch's. float8 ones are multiplied as they are or in bfloat16, whichever is faster
+            here; integers in bfloat16.
         folder: specbench's cache; a measurement that other processes disturbed is not kept.
         again: measure although it is known (the machine was busy then).
     """
@@ -43,9 +47,8 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
     device = torch.device(device)
     name = _name(device)
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    numbers = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.bfloat16
-    kind = str(numbers).removeprefix("torch.")
-    said = f"{VERSION} {name} {kind} {threads} {torch.__version__}"
+    kinds = _multiplied(dtype)
+    said = f"{VERSION} {name} {' '.join(kinds)} {threads} {torch.__version__}"
     file = folder / FOLDER / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
     known = None if again else kept(file)
     if isinstance(known, dict) and known.keys() == Speed.__dataclass_fields__.keys():
@@ -53,7 +56,7 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
 
     def measure() -> dict[str, Any]:
         memory = measure_bandwidth(device, 0.5)
-        rate = measure_matmul(device, numbers, 0.4)
+        rate, kind = max((_rate(device, kind), kind) for kind in kinds)
         return Speed(name, kind, threads, memory.copy_gb_s, memory.read_gb_s, rate / 1e12).to_json()
 
     try:
@@ -61,6 +64,26 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
     except (RuntimeError, MemoryError):
         return None
     return Speed(**found)
+
+
+def _multiplied(dtype: Any) -> tuple[str, ...]:
+    """The dtypes in which matrices of `dtype` may be multiplied; the first one always can be."""
+    kind = str(dtype).removeprefix("torch.")
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return (kind,)
+    return ("bfloat16", kind) if dtype.is_floating_point else ("bfloat16",)
+
+
+def _rate(device: Any, kind: str) -> float:
+    """Operations a second; 0 for float8 where the device does not multiply it."""
+    import torch
+
+    try:
+        return measure_matmul(device, getattr(torch, kind), 0.4)
+    except RuntimeError:
+        if not kind.startswith("float8"):
+            raise
+        return 0.0
 
 
 def _name(device: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ import torch
 
 from specbench.analysis.roofline import Architecture
 from specbench.errors import SpecbenchError
-from specbench.models import hub, registry
+from specbench.models import hub, packed, registry
+from specbench.models.packed import Packed
 from specbench.models.routers import number_of_experts, routers
 
 if TYPE_CHECKING:
@@ -61,10 +63,23 @@ def architecture(target: Target) -> Architecture:
     )
 
 
-def described(ref: str) -> tuple[Architecture, str]:
-    """The architecture that `ref` names, and the dtype its config states, without loading or fetching any weights.
+@dataclass(frozen=True)
+class Described:
+    """What is known of a target without its weights.
 
-    Bytes are those of float32 (see `Architecture.in_bytes`): a config does not say how weights are stored.
+    Args:
+        architecture: its bytes are those of float32; `in_bytes` gives others.
+        dtype: the checkpoint's own.
+        stored: how its weights are quantised; None: they are not.
+    """
+
+    architecture: Architecture
+    dtype: str
+    stored: Packed | None
+
+
+def described(ref: str) -> Described:
+    """What `ref` names, without loading or fetching any weights.
 
     Args:
         ref: an alias, `random:ALIAS`, a folder, or the id of a model in the Hub's cache on this machine.
@@ -84,7 +99,10 @@ def described(ref: str) -> tuple[Architecture, str]:
     target.model.tie_weights()
     dtype = config.get("dtype") or config.get("torch_dtype")
     entry = registry.entry_for(ref)
-    return architecture(target), str(dtype or (entry.dtype if entry else "bfloat16"))
+    stored = packed.read(config)
+    if entry is not None and entry.stored and not ref.startswith(registry.RANDOM_PREFIX):
+        stored = packed.read({"quantization_config": entry.stored})
+    return Described(architecture(target), str(dtype or (entry.dtype if entry else "bfloat16")), stored)
 
 
 def _config(ref: str) -> Mapping[str, Any]:
@@ -146,8 +164,8 @@ def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, tor
     """(path of its module, the module, the weight) of every parameter, and of the buffers of packed layers."""
     for path, module in model.named_modules():
         held = list(module.buffers(recurse=False))
-        packed = any(not each.is_floating_point() and each.dim() > 1 for each in held)
-        for weight in (*module.parameters(recurse=False), *(held if packed else ())):
+        in_buffers = any(not each.is_floating_point() and each.dim() > 1 for each in held)
+        for weight in (*module.parameters(recurse=False), *(held if in_buffers else ())):
             yield path, module, weight
 
 

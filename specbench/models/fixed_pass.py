@@ -69,6 +69,9 @@ class CapturedPass(FixedPass):
     Args:
         pool: memory for what lies between inputs and outputs, shared by passes that never run at the same time.
         results: buffers for outputs, shared likewise.
+
+    Attributes:
+        reserved: bytes that capturing took for the pool; what the driver keeps of a graph itself nobody tells.
     """
 
     def __init__(self, compute: Compute, inputs: Tensors, length: int, pool: Any, results: Results) -> None:
@@ -80,15 +83,11 @@ class CapturedPass(FixedPass):
             before = torch.cuda.memory_reserved(device)
             self._graph = torch.cuda.CUDAGraph()
             self._outputs = self._capture(device, pool, results)
-            self._taken = max(0, torch.cuda.memory_reserved(device) - before)
+            self.reserved = max(0, torch.cuda.memory_reserved(device) - before)
 
     def run(self) -> Tensors:
         self._graph.replay()
         return self._outputs
-
-    def nbytes(self) -> int:
-        """The buffers and what capturing reserved; what the driver keeps of a graph itself nobody tells."""
-        return super().nbytes() + self._taken
 
     def _warm_up(self, device: torch.device) -> Tensors:
         """Run where capturing will, so that libraries have their workspaces there already."""

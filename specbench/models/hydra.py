@@ -102,6 +102,11 @@ class HydraNet(nn.Module):
         self.embeddings: nn.Parameter | None = None
 
     @property
+    def lm_heads(self) -> list[nn.Module]:
+        """The layers that make logits, one a head."""
+        return [head.out for head in self.heads]  # type: ignore[misc]
+
+    @property
     def cache(self) -> SlotCache:
         """The prefix layer's keys and values."""
         return self.prefix.cache

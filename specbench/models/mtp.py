@@ -28,6 +28,7 @@ from specbench.models.checkpoint import Checkpoint, list_checkpoint, open_checkp
 from specbench.models.detect import expect
 from specbench.models.draft_net import DraftNet
 from specbench.models.fill import fill, own_weight
+from specbench.models.quantize import unquantised
 from specbench.models.target import Target
 
 if TYPE_CHECKING:
@@ -173,14 +174,17 @@ class _Layer(nn.Module):
 
 
 def _blank(module: nn.Module, target: Target) -> Any:
-    """A copy of a target's module without its weights: they are on the meta device, and take no memory."""
+    """A copy of a target's module without its weights: they are on the meta device, and take no memory.
+
+    Of a quantised one it is what that was made from: checkpoints hold plain weights.
+    """
     config = target.config
     stored = module.state_dict(keep_vars=True).values()
     memo: dict[int, Any] = {id(config): config}
     for tensor in stored:
-        empty = torch.empty_like(tensor, device="meta")
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(module, memo)
+    return unquantised(copy.deepcopy(module, memo))
 
 
 def _folder(target: Target, draft: str | None) -> tuple[str, str | None]:

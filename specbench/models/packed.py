@@ -25,7 +25,10 @@ NEEDS = {
     "fp8": ("accelerate",),
     "torchao": ("torchao",),
 }
-BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4}  # of methods whose configs need not say
+BYTES_A_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.625}
+"""By dtype, or by what `models.quantize` makes: int4's scale and zero point of 2 bytes each serve 32 weights."""
+MXFP4 = "mxfp4"
+BITS = {"fp8": 8, "fbgemm_fp8": 8, MXFP4: 4}  # of methods whose configs need not say
 BESIDE = (
     "scales", "qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_global_scale",
     "weight_shape", "weight_g_idx", "input_scale", "SCB", "weight_format",
@@ -51,6 +54,26 @@ class Packed:
         """For people: `gptq, 4 bits, groups of 128`."""
         bits = None if self.bits is None else f"{self.bits} bits"
         return ", ".join(filter(None, (self.method, bits, f"groups of {self.group}" if self.group else None)))
+
+    @property
+    def bytes_a_weight(self) -> float | None:
+        """With its share of a scale of 16 bits (mxfp4: 8); zero points, where there are any, are left out.
+
+        None if the bits are not said.
+        """
+        if self.method == MXFP4:
+            return (4 + 8 / 32) / 8
+        return None if self.bits is None else (self.bits + (16 / self.group if self.group else 0)) / 8
+
+    @property
+    def experts_only(self) -> bool:
+        """Whether what is not a routed expert is stored plainly."""
+        return self.method == MXFP4
+
+    @property
+    def computes_in(self) -> str | None:
+        """The numbers that are multiplied, where they are not the checkpoint's dtype."""
+        return "fp8" if self.method in ("fp8", "fbgemm_fp8") else None
 
     @property
     def name(self) -> str:

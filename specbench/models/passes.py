@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from specbench.errors import first_line
 from specbench.models.buckets import bucket_of
 from specbench.models.fixed_pass import WIDEST, CapturedPass, Compute, FixedPass, Results, Tensors
 
-MOST = 192  # passes kept, the least recently used goes first
+MOST = 384  # passes kept, the least recently used goes first: 7 kinds at 8192 tokens are 280
 MOST_KINDS = 48  # remembered, to make their passes ahead
 ONCE = 1  # a kind of pass that comes up only so often is not worth a capture
 
@@ -78,6 +79,8 @@ class Passes:
         self._shapes: set[tuple[int, int, int]] = set()
         self._version: Hashable = None
         self._pool: Any = None
+        self._reserved = 0  # by captures, for the pool, which no graph gives back as long as there is another
+        self._told = False
         self._results = Results()
         _everyone.add(self)
 
@@ -125,17 +128,35 @@ class Passes:
         return list(dict.fromkeys(kind.variant for kind in self._asked if kind.rows == rows))
 
     @torch.inference_mode()  # caches written in a batch are inference tensors: nothing else may write to them
-    def ahead(self, rows: int, variant: Hashable, version: Hashable, lengths: Iterable[int]) -> None:
+    def ahead(
+        self,
+        rows: int,
+        version: Hashable,
+        lengths: Iterable[int],
+        opening: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         """Make the passes of the kinds that have come up, for reading so many slots.
 
-        Untimed, and before a batch begins: while they are made they run, on zeros, and write where those say.
+        Untimed, and before a batch begins: while they are made they run, on zeros, and write where those say. No
+        more are made than are kept, else each would push out one that was just made: of the kinds used most.
+
+        Args:
+            opening: with a variant, what its passes are made in.
         """
         self._check(version)
         every = list(lengths)
-        for kind, asked in list(self._asked.items()):
-            if (kind.rows, kind.variant) == (rows, variant) and asked.times > ONCE:
-                for length in every if asked.reads else (0,):
-                    if self.off is None:
+        kinds = sorted(self._asked.items(), key=lambda item: -item[1].times)
+        wanted = [
+            (kind, length)
+            for kind, asked in kinds
+            if kind.rows == rows and asked.times > ONCE
+            for length in (every if asked.reads else (0,))
+        ]
+        self._tell(len(wanted))
+        for variant in self.variants(rows):
+            with opening(variant):
+                for kind, length in wanted[: self._most]:
+                    if kind.variant == variant and self.off is None:
                         self._find(kind, length)
 
     def clear(self) -> None:
@@ -146,11 +167,11 @@ class Passes:
     def _drop(self) -> None:
         self._kept.clear()
         self._results.clear()
-        self._pool = None
+        self._pool, self._reserved = None, 0
 
     def nbytes(self) -> int:
         """Bytes held for passes while none is running."""
-        return sum(each.nbytes() for each in self._kept.values()) + self._results.nbytes()
+        return sum(each.nbytes() for each in self._kept.values()) + self._results.nbytes() + self._reserved
 
     def facts(self) -> dict[str, Any]:
         """For the manifest: the shapes made, as rows x columns x slots, and why passes run as they are."""
@@ -159,6 +180,15 @@ class Passes:
             "shapes": ["x".join(map(str, shape)) for shape in sorted(self._shapes)],
             "eager": self.off,
         }
+
+    def _tell(self, wanted: int) -> None:
+        if wanted > self._most and self.off is None and not self._told:
+            self._told = True
+            _log.warning(
+                "the %s has %d passes of fixed shape to make for contexts as long as these and keeps %d: others are "
+                "made while the clock runs",
+                self.name, wanted, self._most,
+            )  # fmt: skip
 
     def _check(self, version: Hashable) -> None:
         if version != self._version:
@@ -209,7 +239,9 @@ class Passes:
     def _capture(self, compute: Compute, inputs: Tensors, length: int) -> FixedPass:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return CapturedPass(compute, inputs, length, self._pool, self._results)
+        made = CapturedPass(compute, inputs, length, self._pool, self._results)
+        self._reserved += made.reserved
+        return made
 
 
 _log = logging.getLogger("specbench")

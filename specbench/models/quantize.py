@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from specbench.errors import SpecbenchError, first_line
+from specbench.models import packed
 from specbench.models.placement import pick_dtype
 from specbench.models.routers import routers
 
@@ -72,19 +74,25 @@ def scheme_of(model: nn.Module) -> str:
     return next((layer.scheme for layer in model.modules() if isinstance(layer, QuantizedLinear)), NONE)
 
 
+def in_float8(model: Any) -> bool:
+    """Whether its linear layers multiply float8 numbers: made so by `quantise`, or stored so (and not expanded)."""
+    stored = packed.read(model.config.to_dict())
+    return scheme_of(model) == "fp8" or (stored is not None and stored.computes_in == "fp8")
+
+
 def quantise(model: Any, scheme: str) -> str:
     """Quantise a model's linear layers in place; a line that says what was done.
 
     Raises:
         SpecbenchError: a mixture of experts, or a model without a layer that the scheme fits.
     """
-    kind, head = type(model).__name__, _head(model)
+    kind, heads = type(model).__name__, _heads(model)
     if routers(model):
         raise SpecbenchError(
             f"{scheme}: the experts of a {kind} are no linear layers, and hold most of its weights",
             "name a checkpoint that is quantised, or a dense model",
         )
-    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and layer is not head]
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and layer not in heads]
     chosen = [layer for layer in layers if _fits(layer, scheme)]
     if not chosen:
         rows, columns = MULTIPLE[scheme]
@@ -107,10 +115,21 @@ def quantise(model: Any, scheme: str) -> str:
     )
 
 
-def _head(model: Any) -> nn.Module | None:
-    """What makes logits of a model's hidden states, or of those of a drafter's network that has a head of its own."""
+def unquantised(model: nn.Module) -> nn.Module:
+    """The same, its quantised linear layers plain ones again, for weights that are still to come."""
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+            del layer.scheme
+    return model
+
+
+def _heads(model: Any) -> Sequence[nn.Module | None]:
+    """What makes logits of a model's hidden states, or of those of a drafter's network that has heads of its own."""
     of_model = getattr(model, "get_output_embeddings", None)
-    return getattr(model, "lm_head", None) if of_model is None else of_model()
+    if of_model is not None:
+        return [of_model()]
+    return getattr(model, "lm_heads", None) or [getattr(model, "lm_head", None)]
 
 
 def _slow(scheme: str, dtype: torch.dtype, device: torch.device) -> str:

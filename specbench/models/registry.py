@@ -58,6 +58,7 @@ class Entry:
     Args:
         parameters: published number of parameters.
         dtype: the checkpoint's own.
+        stored: its `quantization_config`, where the Hub's weights are quantised; those of `random:` are not.
         template: a line about its chat template.
         chat_template: Jinja, for repositories that hold none.
         config: every number of the architecture, for `random:`; None = not recorded.
@@ -72,6 +73,7 @@ class Entry:
     gated: bool = False
     verified: bool = False
     note: str | None = None
+    stored: Mapping[str, Any] | None = None
     chat_template: str | None = None
     config: Mapping[str, Any] | None = None
     drafts: Mapping[str, tuple[Draft, ...]] = field(default_factory=dict)

@@ -163,9 +163,7 @@ class Target:
         if self.passes.off is not None or not self.cache.ready:
             return
         lengths = buckets(shortest, longest, self.cache.slots)
-        for taps, skipped in self.passes.variants(rows):
-            with self.tapping(taps), self.skipping(skipped) if skipped else contextlib.nullcontext():
-                self.passes.ahead(rows, (taps, skipped), self.cache.version, lengths)
+        self.passes.ahead(rows, self.cache.version, lengths, self._as)
 
     def release(self) -> None:
         """Give back the cache and the passes that write to it; the weights stay."""
@@ -256,6 +254,13 @@ class Target:
                 yield
         finally:
             self._skipped = before
+
+    @contextlib.contextmanager
+    def _as(self, variant: tuple[tuple[str, ...], tuple[int, ...]]) -> Iterator[None]:
+        """While open, passes are of this variant: taps, and layers skipped."""
+        taps, skipped = variant
+        with self.tapping(taps), self.skipping(skipped) if skipped else contextlib.nullcontext():
+            yield
 
     @contextlib.contextmanager
     def stock_attention(self) -> Iterator[None]:

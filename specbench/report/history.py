@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specbench.analysis.extract import OURS
 from specbench.analysis.setting import AXES
 from specbench.report import words
 from specbench.report.comparison import method
@@ -52,7 +53,8 @@ def _lines(history: History) -> Iterator[str]:
 def title(group: dict[str, Any]) -> list[str]:
     """The lines above a group: what all of its runs have in common."""
     target = " ".join(str(part) for part in (group["target"] or "unknown target", group["dtype"]) if part)
-    return [f"{target}: {group['workload']}", *([group["machine"]] if group["machine"] else [])]
+    engine = "" if group["engine"] == OURS else f" on {group['engine']}"
+    return [f"{target}{engine}: {group['workload']}", *([group["machine"]] if group["machine"] else [])]
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -101,9 +103,20 @@ def csv(history: History) -> str:
     """A line a point, with everything that tells groups and series apart."""
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
-    group_fields = ("target", "dtype", "workload")
+    group_fields = ("target", "dtype", "engine", "workload")
     series_fields = ("method", *AXES)
-    point_fields = ("run", "start", "commit", "dirty", "machine", "prompts", "low", "point", "high")
+    point_fields = (
+        "run",
+        "start",
+        "commit",
+        "dirty",
+        "engine_version",
+        "machine",
+        "prompts",
+        "low",
+        "point",
+        "high",
+    )
     writer.writerow(["metric", "group", *group_fields, *series_fields, *point_fields])
     for number, group in enumerate(history["groups"], start=1):
         for series in group["series"]:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -30,18 +31,20 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("tables.js", "questions.js")
-LARGEST = 1_990_000  # bytes of the page, for any run: a mail takes it, a browser opens it at once
-FIGURES = 700_000  # of them for figures; those of later sections are left out beyond it
-MANIFEST = 60_000  # of them for each run's manifest
+LARGEST = 1_990_000  # bytes of the page: a mail takes it, a browser opens it at once
+FIGURES = 600_000  # of them for figures; those of later sections are left out beyond it
+MANIFESTS = 120_000  # of them for the runs' manifests, at most half of it for one
+QUESTIONS = 300_000  # of them kept for questions, at the cost of rows of the largest tables
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     """The page."""
     scenes = list(figures.scenes(summary, runs)) if runs else []
     several = len(summary["runs"]) > 1
-    sections = [_section(section, several) for section in words.sections(summary)]
-    for section, drawn in zip(sections, _drawn(scenes), strict=False):
-        section["figures"] = drawn
+    found = list(words.sections(summary))
+    sections = [_section(section, several) for section in found]
+    for shown, drawn in zip(sections, _drawn(scenes), strict=False):
+        shown |= drawn
     manifests = [run.manifest for run in runs] or [None] * len(summary["runs"])
     context = {
         "name": ", ".join(run["name"] for run in summary["runs"]),
@@ -58,13 +61,29 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
         ],
         "break_even": list(break_even.sentences(summary)),
         "warnings": _warnings(summary["warnings"]),
-        "runs": [_run(run, manifest) for run, manifest in zip(summary["runs"], manifests, strict=True)],
+        "runs": [
+            _run(run, manifest, MANIFESTS // max(2, len(manifests)))
+            for run, manifest in zip(summary["runs"], manifests, strict=True)
+        ],
         "definitions": list(_definitions(summary["rows"])),
         "unknown": words.NONE,
     }
-    bare = _page(context, Packed("", 1, 1, 0))
-    packed = pack(scenes, [section["title"] for section in sections], max(LARGEST - len(bare.encode()), 0))
+    room = LARGEST - _without_questions(context, found, LARGEST - (QUESTIONS if scenes else 0))
+    packed = pack(scenes, [section["title"] for section in sections], max(room, 0))
     return _page(context, packed)
+
+
+def _without_questions(context: dict[str, Any], found: Sequence[Section], room: int) -> int:
+    """Give each section its largest table, of as many rows as `room` bytes allow in all; bytes of the page then."""
+    size = 0
+    for down_to in tables.PLACES:
+        for shown, section in zip(context["sections"], found, strict=True):
+            shown["everything"] = tables.everything(section, down_to)
+            shown["left_out"] = tables.left_out(section, down_to)
+        size = len(_page(context, Packed("", 1, 1, 0)).encode())
+        if size <= room:
+            break
+    return size
 
 
 def _page(context: dict[str, Any], packed: Packed) -> str:
@@ -114,6 +133,7 @@ def _section(section: Section, several: bool) -> dict[str, Any]:
     name = section.run["name"]
     return {
         "name": name,
+        "command": shlex.join(["specbench", "report", name]),
         "short": ", ".join(
             [name, *in_words(section.load.fields())] if several else section.setting or [name]
         ),
@@ -123,11 +143,11 @@ def _section(section: Section, several: bool) -> dict[str, Any]:
         "verdicts": list(_verdicts(section, swatches)),
         "overall": tables.overall(section),
         "matrix": tables.matrix(section) if len(section.tasks) > 1 else None,
-        "everything": tables.everything(section),
         "tasks": section.tasks,
         "methods": [row["method"] for row in section.overall],
         "swatches": swatches,
         "figures": [],
+        "undrawn": False,
     }
 
 
@@ -209,16 +229,19 @@ def _at(value: float | None, scale: tuple[float, float]) -> str | None:
 # -- figures -------------------------------------------------------------------------------------------------
 
 
-def _drawn(scenes: Sequence[Scene]) -> Iterator[list[dict[str, Any]]]:
-    """The figures of each scene, until they take all the room there is for figures."""
+def _drawn(scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:
+    """The figures of each scene, until one takes more room than is left for figures; whether any are missing."""
     left = FIGURES
     for number, scene in enumerate(scenes, 1):
-        found = []
+        found: list[dict[str, Any]] = []
         with style.styled():
             for drawn in figures.draw(scene) if left > 0 else ():
-                found.append(_figure(drawn, f"s{number}"))
-                left -= len(found[-1]["svg"])
-        yield found
+                figure = _figure(drawn, f"s{number}")
+                left -= len(figure["svg"])
+                if left < 0:
+                    break
+                found.append(figure)
+        yield {"figures": found, "undrawn": left <= 0}
 
 
 def _of_engines(table: engines.EngineTable, number: int) -> list[dict[str, Any]]:
@@ -243,10 +266,11 @@ def _figure(drawn: figures.Drawn, part: str) -> dict[str, Any]:
 # -- where it comes from -------------------------------------------------------------------------------------
 
 
-def _run(run: dict[str, Any], manifest: dict[str, Any] | None) -> dict[str, Any]:
+def _run(run: dict[str, Any], manifest: dict[str, Any] | None, room: int) -> dict[str, Any]:
+    """What the page says of a run; of its manifest the first `room` characters."""
     text = json.dumps(manifest, indent=2, ensure_ascii=False, default=str) if manifest else ""
-    if len(text) > MANIFEST:
-        text = text[:MANIFEST] + "\n… cut here; the whole is in manifest.json"
+    if len(text) > room:
+        text = text[:room] + "\n… cut here; the whole is in manifest.json"
     return {
         "name": run["name"],
         "facts": list(provenance.facts(run)),

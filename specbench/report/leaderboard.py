@@ -1,7 +1,7 @@
 """A leaderboard over several runs: methods by tasks, as Spec-Bench's, but with intervals.
 
-Only what was measured on one target, on one machine and with one setting stands in one table. A speedup is
-against the vanilla of its own run, so that rows of several runs can stand together.
+Only what was measured on one target, with one engine, on one machine and with one setting stands in one table. A
+speedup is against the vanilla of its own run, so that rows of several runs can stand together.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from specbench.analysis.extract import OURS
 from specbench.analysis.setting import in_words
 from specbench.report import words
 from specbench.report.base import Format, Row, Summary
@@ -38,7 +39,7 @@ Line = tuple[str, dict[str, Row]]  # a method's label, and its rows by task
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
-    """One Markdown document; a section a target, machine, load and setting."""
+    """One Markdown document; a section a target, engine, machine, load and setting."""
     parts = ["# Leaderboard"]
     for title, rows in _sections(summary).items():
         parts += [f"## {escape(title[0])}", escape(title[1]), _table(rows)]
@@ -63,10 +64,17 @@ def _title(run: dict[str, Any], row: Row) -> tuple[str, str]:
     target = [run.get("target") or "unknown target", *(details[k] for k in IDENTITY if details.get(k))]
     if run.get("random_weights"):
         target.append("RANDOM WEIGHTS, timing only")
-    setting = [run.get("machine") or "unknown machine", *in_words(row)]
+    setting = [_engine(run), run.get("machine") or "unknown machine", *in_words(row)]
     known = ((name.replace("_", " "), config.get(name), default) for name, default in SETTINGS.items())
     setting += [f"{name} {value}" for name, value, default in known if value is not None and value != default]
     return ", ".join(map(str, target)), ", ".join(map(str, setting))
+
+
+def _engine(run: dict[str, Any]) -> str:
+    """Its name, and the version of one that is not ours: our own runs stand together from version to version."""
+    engine = run.get("engine") or {}
+    name, version = engine.get("name") or "unknown engine", engine.get("version")
+    return name if name == OURS or not version else f"{name} {version}"
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -40,7 +40,10 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     """The whole document."""
     names = ", ".join(escape(run["name"]) for run in summary["runs"])
     sections = list(words.sections(summary))
-    parts = [f"# Speculative decoding: {names}", "\n".join(_verdicts(sections)) or "Nothing was measured."]
+    parts = [
+        f"# Speculative decoding: {names}",
+        "\n".join(_verdicts(sections, len(summary["runs"]) > 1)) or "Nothing was measured.",
+    ]
     if said := list(break_even.sentences(summary, escape)):
         parts += ["## Break-even", "\n".join(f"- {text}" for text in said)]
     for engine_table in engines.tables(summary):
@@ -56,8 +59,9 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
+def _verdicts(sections: Sequence[Section], several: bool) -> Iterator[str]:
     for section in sections:
+        run = f"{escape(section.run['name'])}: " if several else ""
         setting = ", ".join(section.setting)
         for row in section.overall:
             if row["method"] == words.BASELINE:
@@ -65,7 +69,7 @@ def _verdicts(sections: Sequence[Section]) -> Iterator[str]:
             verdict = words.verdict(row, section, escape)
             where = f" ({escape(setting)})" if setting else ""
             more = (words.extremes(row, section, escape), words.experts(row, section))
-            yield " ".join([f"- {verdict}{where}.", *(words.sentence(text) for text in more if text)])
+            yield " ".join([f"- {run}{verdict}{where}.", *(words.sentence(text) for text in more if text)])
 
 
 def _engines(found: engines.EngineTable) -> Iterator[str]:
@@ -112,11 +116,11 @@ def _by_place(section: Section) -> Iterator[str]:
     tasks = [place for place in section.places if place[1] is None]
     categories = [place for place in section.places if place[1] is not None]
     if len(tasks) > 1:
-        yield "### Speedup by task (end to end)"
+        yield f"### Speedup by task ({section.how})"
         yield _speedups(section, tasks)
         yield from _folded("More numbers by task", [_numbers_at(section, tasks)])
     if categories:
-        parts = ["Speedup, end to end:", _speedups(section, categories), _numbers_at(section, categories)]
+        parts = [f"Speedup, {section.how}:", _speedups(section, categories), _numbers_at(section, categories)]
         yield from _folded("By category", parts)
 
 

@@ -10,16 +10,40 @@ from specbench.errors import SpecbenchError
 from specbench.report.base import Format, Summary
 from specbench.report.trials_csv import ordered, record
 
-WORDS = ("run", "task", "question", "category", "method", "batch", "state", "finish", "error", "excluded")
-FLAGS = ("lossless", "contended", "agreement_same")
-FRACTIONS = ("batch_s", "prefill_s", "decode_s", "total_s", "cpu_s", "load", "agreement_logit_gap")
-COUNTS_OF_ROUNDS = ("drafted", "depth", "accepted", "emitted")
-SECONDS_OF_ROUNDS = ("draft_s", "verify_s", "round_s")
+WORDS = (
+    *(
+        "run",
+        "task",
+        "question",
+        "category",
+        "method",
+        "batch",
+        "state",
+        "finish",
+        "error",
+        "excluded",
+        "text",
+    ),
+    *("acceptance_source", "acceptance_scope"),
+)
+FLAGS = ("lossless", "contended", "agreement_same", "agreement_same_text")
+FRACTIONS = (
+    *("request_rate", "batch_s", "prefill_s", "decode_s", "total_s", "sent_s", "cpu_s", "load"),
+    "agreement_logit_gap",
+)
+COUNTS_OF_ROUNDS = ("drafted", "depth", "accepted", "emitted", "count", "with_draft", "probes")
+FRACTIONS_OF_ROUNDS = ("draft_s", "verify_s", "round_s", "experts")
+LISTS_OF_COUNTS = (
+    *("output_ids", "acceptance_per_position", "arrivals_tokens"),
+    *(f"rounds_{name}" for name in COUNTS_OF_ROUNDS),
+)
+LISTS_OF_FRACTIONS = ("arrivals_at_s", *(f"rounds_{name}" for name in FRACTIONS_OF_ROUNDS))
 
 
 def render(summary: Summary, runs: Sequence[Any] = ()) -> bytes:
-    """A Parquet file. The flat columns are those of `trials.csv`; beside them stand `text`, the list column
-    `output_ids`, and one list column for each column of the rounds (`rounds_accepted`, `rounds_round_s`, …).
+    """A Parquet file. The flat columns are those of `trials.csv`; beside them stand `text`, and as list
+    columns `output_ids`, `acceptance_per_position`, `arrivals_at_s` with `arrivals_tokens`, and each column of the
+    rounds (`rounds_accepted`, `rounds_round_s`, …).
 
     Raises:
         SpecbenchError: pyarrow is not installed.
@@ -41,10 +65,15 @@ def render(summary: Summary, runs: Sequence[Any] = ()) -> bytes:
 
 
 def _record(run: str, trial: Any) -> dict[str, Any]:
-    rounds = {
-        f"rounds_{name}": getattr(trial.rounds, name) for name in (*COUNTS_OF_ROUNDS, *SECONDS_OF_ROUNDS)
+    lists = {
+        "acceptance_per_position": (trial.acceptance or {}).get("per_position"),
+        **{f"arrivals_{name}": (trial.arrivals or {}).get(name) for name in ("at_s", "tokens")},
+        **{
+            f"rounds_{name}": getattr(trial.rounds, name)
+            for name in (*COUNTS_OF_ROUNDS, *FRACTIONS_OF_ROUNDS)
+        },
     }
-    found = record(run, trial) | {"text": trial.text, "output_ids": trial.output_ids} | rounds
+    found = record(run, trial) | {"text": trial.text, "output_ids": trial.output_ids} | lists
     return {name: _writable(value) for name, value in found.items()}
 
 
@@ -55,14 +84,13 @@ def _writable(value: Any) -> Any:
 
 def _type(name: str, pa: Any) -> Any:
     """The column's type, from its name: a column of nothing but nulls has the same type as a full one."""
-    part = name.removeprefix("rounds_")
-    if name in (*WORDS, "text"):
+    if name in WORDS:
         return pa.string()
     if name in FLAGS:
         return pa.bool_()
-    if name == "output_ids" or (part != name and part in COUNTS_OF_ROUNDS):
+    if name in LISTS_OF_COUNTS:
         return pa.list_(pa.int64())
-    if part != name and part in SECONDS_OF_ROUNDS:
+    if name in LISTS_OF_FRACTIONS:
         return pa.list_(pa.float64())
     if name.startswith("nvml_"):
         return pa.list_(pa.string()) if name.endswith("reasons") else pa.float64()

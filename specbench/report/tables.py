@@ -13,6 +13,7 @@ from specbench.report.words import Section
 
 METHOD = ("method", "a way to generate; vanilla decodes one token a round")
 PROMPTS = ("prompts", "questions that count")
+PLACES = ("categories", "tasks", "overall")  # where `everything` may end; each leaves out those before it
 TASK = ("task", "a kind of work; a category of it stands behind a slash")
 ENGINE = {
     "engine": "what generated, and its version; specbench/native is specbench's own loop",
@@ -51,11 +52,12 @@ def overall(section: Section) -> Table:
     )
 
 
-def everything(section: Section) -> Table:
-    """All rows and all columns, for sorting and filtering."""
+def everything(section: Section, down_to: str = "categories") -> Table:
+    """All columns, for sorting and filtering, of all rows or those down to one of PLACES."""
     rows = {(row["task"], row["category"], row["method"]): row for row in section.rows}
     methods = [row["method"] for row in section.overall]
-    places = [(words.OVERALL, None), *section.places]
+    shown = [place for place in section.places if _place(place) in PLACES[PLACES.index(down_to) :]]
+    places = [(words.OVERALL, None), *shown]
     ordered = [row for place in places for method in methods if (row := rows.get((*place, method)))]
     columns = known(COLUMNS, ordered)
     lines = [
@@ -80,6 +82,16 @@ def everything(section: Section) -> Table:
     return Table("Every number, by task and method", heads, lines, 2, tuple(groups), folded)
 
 
+def left_out(section: Section, down_to: str) -> list[str]:
+    """Which of PLACES the section has and `everything` leaves out."""
+    has = {_place(place) for place in section.places}
+    return [name for name in PLACES[: PLACES.index(down_to)] if name in has]
+
+
+def _place(place: tuple[str, str | None]) -> str:
+    return "tasks" if place[1] is None else "categories"
+
+
 def matrix(section: Section) -> Table:
     """Speedups: a line a task, a column a method."""
     rows = {(row["task"], row["category"], row["method"]): row for row in section.parts}
@@ -94,8 +106,8 @@ def matrix(section: Section) -> Table:
         for place in section.places
     ]
     folded = frozenset(number for number, (_, category) in enumerate(section.places) if category is not None)
-    heads = [TASK, *((method, "speedup over vanilla, end to end") for method in section.methods)]
-    return Table("Speedup by task, end to end", heads, lines, folded=folded)
+    heads = [TASK, *((method, f"speedup over vanilla, {section.how}") for method in section.methods)]
+    return Table(f"Speedup by task, {section.how}", heads, lines, folded=folded)
 
 
 def engines(table: EngineTable) -> Table:

@@ -27,11 +27,13 @@ PLAIN = (
         "repeat",
     ),
     *("block", "batch", "order", "attempt", "state", "lossless", "finish", "error", "excluded", "contended"),
-    *("prompt_tokens", "output_tokens", "batch_s", "prefill_s", "decode_s", "total_s", "cpu_s", "load"),
+    *("prompt_tokens", "output_tokens", "batch_s", "prefill_s", "decode_s", "total_s", "sent_s", "retries"),
+    *("cpu_s", "load"),
 )
 PARTS = {
     "spans": ("draft", "verify", "accept", "other"),
-    "agreement": ("same", "first_difference", "logit_gap"),
+    "agreement": ("same", "first_difference", "logit_gap", "same_text"),
+    "acceptance": ("accepted", "drafted", "verify_steps", "target_steps", "source", "scope"),
     "memory": ("weights_bytes", "draft_weights_bytes", "kv_bytes", "graph_bytes", "peak_bytes"),
     "nvml": ("joules", "power_w", "sm_mhz_mean", "sm_mhz_min", "temperature_c", "throttle_reasons"),
 }

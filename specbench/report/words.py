@@ -9,7 +9,7 @@ from typing import Any
 from specbench.analysis.extract import OURS
 from specbench.analysis.setting import Setting, in_words, setting_of
 from specbench.report.base import Row, Summary
-from specbench.thresholds import MIN_CLUSTERS, RANKED_QUESTIONS, RANKED_WIDTH
+from specbench.thresholds import RANKED_QUESTIONS, RANKED_WIDTH
 
 NONE = "–"
 BASELINE, AGAIN, OVERALL = "vanilla", "vanilla-again", "overall"
@@ -55,6 +55,11 @@ class Section:
         return self.tasks[0] if len(self.tasks) == 1 else f"all {len(self.tasks)} tasks"
 
     @property
+    def how(self) -> str:
+        """How its speedups count time."""
+        return how(self.load.request_rate)
+
+    @property
     def title(self) -> str:
         """Target, batch and what else must stand over every table."""
         return ", ".join([self.run.get("target") or "unknown target", *self.setting])
@@ -82,6 +87,11 @@ def sections(summary: Summary) -> Iterator[Section]:
         groups.setdefault((row["run"], setting_of(row)), []).append(row)
     for (run, setting), rows in groups.items():
         yield Section(runs.get(run, {"name": run}), setting, rows)
+
+
+def how(request_rate: float | None) -> str:
+    """How a speedup counts time: where requests come at a rate, the whole is set by their coming."""
+    return "per request" if request_rate else "end to end"
 
 
 def place(task: str, category: str | None) -> str:
@@ -152,7 +162,8 @@ def speedup(row: Row) -> str:
 
 
 def few(row: Row) -> str:
-    return f"n={row['prompts']}" if row["prompts"] < MIN_CLUSTERS else "few"  # few: batches, not questions
+    """What too small an interval would rest on: questions, or the batches or blocks that were in flight together."""
+    return f"n={row['clusters']}"
 
 
 def output(row: Row) -> str:
@@ -225,8 +236,7 @@ def ranks(row: Row) -> bool:
     from specbench.analysis.intervals import half_width  # brings scipy, which --help need not wait for
 
     width = half_width(row["speedup"])
-    questions = row["prompts"] / (row["batch_size"] or 1)  # a batch counts as one
-    return width is not None and width <= RANKED_WIDTH and questions >= RANKED_QUESTIONS
+    return width is not None and width <= RANKED_WIDTH and row["clusters"] >= RANKED_QUESTIONS
 
 
 def extremes(row: Row, section: Section, escape: Callable[[str], str] = str) -> str | None:
@@ -253,8 +263,8 @@ def experts(row: Row, section: Section) -> str | None:
         return None
     of = f" of {total}" if total else ""
     said = f"a verify pass wakes {number(mine, 1)}{of} experts a layer and vanilla's {number(vanilla, 1)}"
-    if row["roofline_limit"] and row["tau"]["point"]:
-        said += f", so that its floor is {times(row['tau']['point'] / row['roofline_limit'])} vanilla's"
+    if row["roofline_limit"] and row["pass_gain"]:
+        said += f", so that its floor is {times(row['pass_gain'] / row['roofline_limit'])} vanilla's"
     if row["verify_inflation"]:
         said += f"; it takes {times(row['verify_inflation'])} as long (verify inflation)"
     return said
@@ -272,20 +282,20 @@ def effect(row: Row) -> str:
 
 def _effect(row: Row, method: str, target: str) -> str:
     estimate = row["speedup"]
-    how = "per request" if row["request_rate"] else "end to end"
+    counted = how(row["request_rate"])
     point, low, high = estimate["point"], estimate["low"], estimate["high"]
     if point is None:
         return f"{method} has no speedup on {target}: no block was measured by both it and vanilla,"
     if low is None or high is None:
-        return f"{method} reads {times(point)} {how} on {target}, from too few questions to say more,"
+        return f"{method} reads {times(point)} {counted} on {target}, from too few questions to say more,"
     known = bracket(estimate)
     if row["method"] == AGAIN:
         return f"vanilla measured again reads {times(point)}{known} (the truth is 1.00x) on {target}"
     if effect(row) == "no clear difference":
-        return f"{method} makes no clear difference to {target}: {times(point)} {how}{known}"
+        return f"{method} makes no clear difference to {target}: {times(point)} {counted}{known}"
     if effect(row) == "slower":
-        return f"{method} makes {target} slower: {times(point)} {how}{known}"
-    return f"{method} makes {target} {times(point)} faster {how}{known}"
+        return f"{method} makes {target} slower: {times(point)} {counted}{known}"
+    return f"{method} makes {target} {times(point)} faster {counted}{known}"
 
 
 def _output_words(row: Row) -> list[str]:

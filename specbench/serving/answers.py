@@ -63,3 +63,16 @@ def with_count(reply: Reply, tokens: int, most: int, *, exact: bool) -> Reply:
     return replace(
         reply, completion_tokens=min(tokens + (not exact and finish == "eos"), most), finish=finish
     )
+
+
+def with_opening(tokenizer: Any, reply: Reply) -> Reply:
+    """A counted reply with the tokens of its first event, where that does not tell them: those of its text.
+
+    Every other event bears one at least; if there is none, the first bears all.
+    """
+    first, *rest = reply.arrivals
+    if first.tokens is not None or reply.completion_tokens is None:
+        return reply
+    most = max(reply.completion_tokens - len(rest), 1)
+    spelled = len(tokenizer(reply.opening, add_special_tokens=False)["input_ids"]) if rest else most
+    return replace(reply, arrivals=[replace(first, tokens=min(max(spelled, 1), most)), *rest])

@@ -43,8 +43,8 @@ class Timeouts:
 class Exchange:
     """One streamed request as it went: when its first byte left, what came and when (`perf_counter` seconds).
 
-    `error` says in one line why it failed, after however many chunks. `retries` counts attempts before this one;
-    `sent_at` is this one's.
+    `error` says in one line why it failed, after however many chunks. `retries` counts attempts before this one, but
+    for one that broke at once: the server had closed a connection that was idle. `sent_at` is this one's.
     """
 
     sent_at: float
@@ -106,15 +106,15 @@ class Client:
         Tried again only while no token came. Cancelling closes the connection, so that the server stops too.
         """
         payload = json.dumps(body).encode()
-        for retry in range(RETRIES + 1):
+        exchange = await self._once(path, payload)
+        if exchange.again and exchange.broke:  # the server may just have closed a connection that was idle
             exchange = await self._once(path, payload)
-            exchange.retries = retry
-            if not exchange.again or retry == RETRIES:
+        for retry in range(RETRIES):
+            if not exchange.again:
                 break
-            kept_too_long = (
-                exchange.broke and retry == 0
-            )  # the server may just have closed an idle connection
-            await asyncio.sleep(0 if kept_too_long else RETRY_PAUSE_S * 2**retry)
+            await asyncio.sleep(RETRY_PAUSE_S * 2**retry)
+            exchange = await self._once(path, payload)
+            exchange.retries = retry + 1
         return exchange
 
     async def _once(self, path: str, payload: bytes) -> Exchange:

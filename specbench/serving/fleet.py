@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,12 +22,14 @@ STARTS = 2  # of a server that dies while it serves
 class Host:
     """Something that answers: its client, the model's name as it knows it, and the server if it is ours.
 
+    version: the engine's, where a server that is not ours tells it.
     warmed: the loads (concurrency, request rate) that it has been warmed up for.
     """
 
     client: Client
     model: str
     server: Server | None = None
+    version: str | None = None
     warmed: set[Hashable] = field(default_factory=set)
 
     @property
@@ -127,29 +129,35 @@ class Attached(Fleet):
     """Servers that somebody else runs: one for the baseline, one for every method.
 
     Args:
+        target: the names that the target goes by, what the user calls it first.
         baselines: labels of what does not speculate.
     """
 
     def __init__(
-        self, engine: Engine, target: str, url: str, baseline_url: str | None, baselines: Collection[str]
-    ) -> None:
+        self, engine: Engine, target: Sequence[str], url: str, baseline_url: str | None,
+        baselines: Collection[str],
+    ) -> None:  # fmt: skip
         super().__init__(engine, {}, _no_launch, None, Path(), together=True)
         self._target, self._baselines = target, baselines
         self._url, self._baseline_url = url, baseline_url or url
 
+    def url(self, label: str) -> str:
+        return self._baseline_url if label in self._baselines else self._url
+
     async def _start(self, label: str) -> Host:
-        url = self._baseline_url if label in self._baselines else self._url
+        url = self.url(label)
         client = Client(url, api_key())
         status, body = await client.get(self._engine.health)
         if not status:
             await client.close()
-            raise SpecbenchError(f"nothing answers at {url}", "start the server, or check --url")
+            raise SpecbenchError(f"nothing answers at {url}", "start the server, or check its address")
         if not self._engine.ready(status, body):
             await client.close()
             raise SpecbenchError(f"the server at {url} is not ready (HTTP {status})", "wait until it is")
         try:
             await self._check(client, url, speculating=label not in self._baselines)
-            return Host(client, await served_model(client, self._target))
+            model = await served_model(client, url, self._target)
+            return Host(client, model, version=await self._version(client))
         except BaseException:
             await client.close()
             raise
@@ -166,15 +174,48 @@ class Attached(Fleet):
                 "--url is the server that speculates, --baseline-url the one that does not",
             )
 
+    async def _version(self, client: Client) -> str | None:
+        if self._engine.version_at is None:
+            return None
+        route, key = self._engine.version_at
+        status, body = await client.get(route)
+        try:
+            return str(json.loads(body)[key]) if status == 200 else None
+        except (ValueError, KeyError, TypeError):
+            return None
 
-async def served_model(client: Client, asked: str) -> str:
-    """The name to send: the one that was asked for if the server has it, else its only one."""
+
+async def served_model(client: Client, url: str, asked: Sequence[str]) -> str:
+    """The name to send: that of the target if the server has it, else its only one.
+
+    Raises:
+        SpecbenchError: it has several, and none is the target's.
+    """
     status, body = await client.get("/v1/models")
     try:
-        names = [str(model["id"]) for model in json.loads(body)["data"]] if status == 200 else []
+        served = [str(model["id"]) for model in json.loads(body)["data"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):
-        names = []
-    return asked if not names or asked in names else names[0]
+        served = []
+    if not served:
+        return asked[0]
+    called = called_so(served, asked)
+    if called is None and len(served) > 1:
+        raise SpecbenchError(
+            f"the server at {url} serves {', '.join(served)}: none is called {asked[0]}",
+            "give --target by the name of one of them, or a folder of that name",
+        )
+    return called or served[0]
+
+
+def called_so(served: Sequence[str], asked: Sequence[str]) -> str | None:
+    """That of the names served which is one of those asked for: the same, or a path or id that ends alike."""
+    ends = {_end(name) for name in asked}
+    alike = next((name for name in served if _end(name) in ends), None)
+    return next((name for name in served if name in asked), alike)
+
+
+def _end(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 def _no_launch(port: int) -> Launch:

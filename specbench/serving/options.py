@@ -132,6 +132,9 @@ def _check(config: RunConfig, options: Options) -> None:
         )
     if config.target.startswith("random:"):
         raise SpecbenchError(f"{engine.name} cannot load {config.target}", "name a model with weights")
+    if engine.no_speculation:
+        for spec in map(parse_spec, config.methods):
+            engine.setup(spec.label, None if spec.name == VANILLA else spec, config.draft, options.flags)
     if config.temperature == 0 and not engine.greedy:
         raise SpecbenchError(
             f"{engine.name} has no greedy decoding over HTTP", "give a --temperature above 0"
@@ -142,8 +145,8 @@ def _check(config: RunConfig, options: Options) -> None:
         raise SpecbenchError(
             "--baseline-url is given without --url", "give --url for the server that speculates"
         )
-    for url in (config.url, config.baseline_url):
-        _check_url(url)
+    _check_url("--url", config.url)
+    _check_url("--baseline-url", config.baseline_url)
     if config.url is None or engine.per_request:
         return
     speculating = [text for text in config.methods if parse_spec(text).name != VANILLA]
@@ -156,14 +159,14 @@ def _check(config: RunConfig, options: Options) -> None:
         raise SpecbenchError("one server speculates in one way", "give one --method with --url")
 
 
-def _check_url(url: str | None) -> None:
+def _check_url(option: str, url: str | None) -> None:
     """Refuse what is no address, or might hold a key: that must not even be said again."""
     if url is None:
         return
     for sign, what in (("@", "a name or password"), ("?", "a query"), ("#", "a fragment")):
         if sign in url:
             raise SpecbenchError(
-                f"--url holds {what}, which would be written down",
+                f"{option} holds {what}, which would be written down",
                 "put a key into the environment: SPECBENCH_API_KEY",
             )
     try:
@@ -172,4 +175,4 @@ def _check_url(url: str | None) -> None:
     except ValueError:  # brackets that do not close, a port that is no number or too large
         good = False
     if not good:
-        raise SpecbenchError(f"--url {url} is no address of a server", "write e.g. http://127.0.0.1:8000")
+        raise SpecbenchError(f"{option} {url} is no address of a server", "write e.g. http://127.0.0.1:8000")

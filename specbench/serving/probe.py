@@ -13,6 +13,8 @@ from specbench.engines.base import Command, Engine, Setup, choices_of, flags_in
 from specbench.errors import SpecbenchError
 from specbench.serving.server import output_of
 
+TRY_AGAIN = "run its program by hand with --help; a first start takes longest, so try once more"
+
 
 class Lacking(SpecbenchError):
     """Something that the installed version does not have; `what` names it in a few words."""
@@ -29,6 +31,7 @@ class Probe:
     words: what starts its program; None if it is missing.
     flags: those its help names; empty where it prints no help.
     methods: those its help names, in its own words; empty where it does not say.
+    why: it cannot be used. cure: what helps, other than installing it.
     """
 
     words: list[str] | None
@@ -36,6 +39,7 @@ class Probe:
     flags: frozenset[str] = field(default_factory=frozenset)
     methods: frozenset[str] = field(default_factory=frozenset)
     why: str | None = None
+    cure: str | None = None
 
 
 def probe(engine: Engine, binary: str | None = None) -> Probe:
@@ -48,6 +52,8 @@ def probe(engine: Engine, binary: str | None = None) -> Probe:
         return Probe(words, why=f"{engine.name} needs {', '.join(lacking)}, which is not installed")
     code, help_text = output_of([*words, *engine.command_words, *engine.help_words])
     flags = flags_in(help_text)
+    if code is None:
+        return Probe(words, why=f"{engine.name} does not print its help: {help_text}", cure=TRY_AGAIN)
     if code != 0 and not flags:
         last = help_text.strip().splitlines()[-1:] or ["it prints nothing"]
         return Probe(words, _version(engine, words), why=f"{engine.name} does not start: {last[0]}")
@@ -58,7 +64,9 @@ def probe(engine: Engine, binary: str | None = None) -> Probe:
 def _version(engine: Engine, words: Sequence[str]) -> str | None:
     if engine.distribution is not None:
         return _installed(engine.distribution, words)
-    _, text = output_of([*words, *engine.version_words])
+    code, text = output_of([*words, *engine.version_words])
+    if code is None:
+        return None
     found = re.search(r"\d+(\.\d+)+[\w.+-]*|(?<=version: )\d+", text)
     return found.group() if found else None
 
@@ -115,7 +123,7 @@ def require(engine: Engine, binary: str | None = None) -> Probe:
     """
     found = probe(engine, binary)
     if found.words is None or found.why:
-        raise SpecbenchError(found.why or f"{engine.name} is not installed", engine.install)
+        raise SpecbenchError(found.why or f"{engine.name} is not installed", found.cure or engine.install)
     return found
 
 

@@ -12,22 +12,28 @@ from specbench.store import Rounds, Trial
 
 @dataclass(frozen=True)
 class Answered:
-    """A request that was answered: as it went, what it brought, and what speculation did."""
+    """A request that was answered: as it went, what it brought, and what speculation did.
+
+    first_drafts: the step over the prompt verified a draft too.
+    """
 
     exchange: Exchange
     reply: Reply
     record: Acceptance
+    first_drafts: bool = False
 
 
 def fill(trial: Trial, answered: Answered, batch_s: float, keep_text: bool) -> None:
     """Write into `trial` (which says which one it is) what was measured.
 
-    The first token ends the prefill. `decode_s` lasts until the last token, so that TPOT is
-    decode_s / (output_tokens - 1) however the tokens were packed into events.
+    The first event ends the prefill. `decode_s` lasts until the last token, so that TPOT is
+    decode_s / (output_tokens - those of the first event) however the tokens were packed into events. A prompt whose
+    tokens the server does not tell keeps the length that `trial` has.
     """
     exchange, reply, record = answered.exchange, answered.reply, answered.record
     first, last = reply.arrivals[0].at, reply.arrivals[-1].at
-    trial.prompt_tokens = reply.prompt_tokens or 0
+    if reply.prompt_tokens is not None:
+        trial.prompt_tokens = reply.prompt_tokens
     trial.output_tokens = reply.completion_tokens or 0
     trial.output_ids = reply.ids or []
     trial.text = reply.text if keep_text or not reply.ids else None
@@ -44,15 +50,22 @@ def fill(trial: Trial, answered: Answered, batch_s: float, keep_text: bool) -> N
         "at_s": [round(arrival.at - exchange.sent_at, 6) for arrival in reply.arrivals],
         "tokens": [arrival.tokens for arrival in reply.arrivals],
     }
-    trial.rounds = rounds_of(record, reply.arrivals)
+    trial.rounds = rounds_of(record, reply.arrivals, first_drafts=answered.first_drafts)
 
 
-def rounds_of(record: Acceptance, arrivals: Sequence[Arrival]) -> Rounds:
-    """The rounds after the prefill, as far as the engine tells: each of them, or one entry for all, or nothing."""
+def rounds_of(record: Acceptance, arrivals: Sequence[Arrival], *, first_drafts: bool = False) -> Rounds:
+    """The rounds after the prefill, as far as the engine tells: each of them, or one entry for all, or nothing.
+
+    Where the step over the prompt drafts too (`first_drafts`) it is a round as well, and all tokens are of rounds;
+    its own time is not known.
+    """
     tokens, steps = record.completion_tokens, record.target_steps
-    if not tokens or tokens < 2 or steps is None or steps < 2:
+    if not tokens or steps is None:
         return Rounds()
-    emitted, steps = tokens - 1, steps - 1
+    decodes = steps - 1
+    emitted, steps = (tokens, steps) if first_drafts else (tokens - 1, decodes)
+    if emitted < 1 or steps < 1:
+        return Rounds()
     if record.steps is not None:
         return _told_apart(record.steps, emitted)
     seconds = arrivals[-1].at - arrivals[0].at
@@ -63,7 +76,7 @@ def rounds_of(record: Acceptance, arrivals: Sequence[Arrival]) -> Rounds:
         emitted=[emitted],
         count=[steps],
         with_draft=None if record.verify_steps is None else [record.verify_steps],
-        round_s=[seconds / steps],
+        round_s=[seconds / decodes] if decodes else None,
     )
 
 

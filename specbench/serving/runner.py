@@ -9,7 +9,7 @@ from random import Random
 from time import perf_counter
 from typing import Any
 
-from specbench.build import Named
+from specbench.build import VANILLA, Named
 from specbench.conversation import chat
 from specbench.decoding.method import Method
 from specbench.engines.base import Engine, Limits, Prompt, Setup
@@ -19,7 +19,15 @@ from specbench.errors import SpecbenchError, first_line
 from specbench.measure.cpu import load_average
 from specbench.plan import Block, in_order
 from specbench.runner import WARMUP_NEW_TOKENS, Answer, Batch, Runner
-from specbench.serving.answers import NoAnswer, Request, asked_again, from_text, read_answer, with_count
+from specbench.serving.answers import (
+    NoAnswer,
+    Request,
+    asked_again,
+    from_text,
+    read_answer,
+    with_count,
+    with_opening,
+)
 from specbench.serving.client import Exchange
 from specbench.serving.fleet import Fleet, Host
 from specbench.serving.load import closed_loop, open_loop
@@ -29,6 +37,10 @@ from specbench.trial import blank, seed_of
 
 SETTLE_S = 0.05  # counters are written at the end of a request, a little after its last event
 SEED_BITS = 31  # engines take signed 32-bit seeds
+
+
+class NoBaseline(SpecbenchError):
+    """Vanilla's server cannot be had at all: there is nothing to compare with, and no other need be started."""
 
 
 class EngineMethod(Method):
@@ -99,11 +111,13 @@ class EngineRunner(Runner):
         """One method's requests of a block. A fault is its rows' `error`: the run goes on."""
         block = replace(batch.block, questions=tuple(batch.block.questions[i] for i in batch.rows))
         rows = [blank(block, named, row, order) for row in range(len(batch.rows))]
-        for row in rows:
-            row.batch, row.load = batch.block.batch, load_average()
+        for row, prompt in zip(rows, batch.prompts, strict=True):
+            row.batch, row.load, row.prompt_tokens = batch.block.batch, load_average(), len(prompt)
         try:
             host = await self._host(named, batch)
             await self._fill(rows, batch, named, host)
+        except NoBaseline:
+            raise
         except SpecbenchError as error:
             _fail(rows, error.message)
         except Exception as error:  # noqa: BLE001 - a server may send anything, and an adapter stumble over it
@@ -128,7 +142,16 @@ class EngineRunner(Runner):
         ]
         good = [i for i, reply in enumerate(replies) if reply is not None]
         whole = counted if len(good) == len(rows) else None  # a failed request is in the counters too
-        records = self.engine.record([reply for reply in replies if reply is not None], whole, setup)
+        answered = [reply for reply in replies if reply is not None]
+        if whole is not None and not self.engine.accounts_for(answered, whole):
+            self._once(
+                ("foreign", named.label),
+                f"{named.label}: its server counted other drafts than those of this run's answers, of requests that "
+                "are not ours or at another time: what only its counters tell is left unknown there",
+            )
+            whole = None
+        records = self.engine.record(answered, whole, setup)
+        first_drafts = self.engine.first_drafts and setup.native is not None
         first_sent = min(exchange.sent_at for exchange in exchanges)
         batch_s = _last_token(replies) - first_sent if good else None
         nvml = self.instruments.sampler.window(begin, end)
@@ -136,7 +159,8 @@ class EngineRunner(Runner):
             reply = replies[i]
             assert reply is not None
             assert batch_s is not None
-            fill(rows[i], Answered(exchanges[i], reply, record), batch_s, self.config.text)
+            seen = Answered(exchanges[i], with_opening(self.target.tokenizer, reply), record, first_drafts)
+            fill(rows[i], seen, batch_s, self.config.text)
             rows[i].sent_s = exchanges[i].sent_at - first_sent
             rows[i].nvml = nvml
             self._check_prompt_tokens(named.label, rows[i], len(batch.prompts[i]))
@@ -178,7 +202,13 @@ class EngineRunner(Runner):
     # -- servers ---------------------------------------------------------------------------------------------
 
     async def _host(self, named: Named, batch: Batch) -> Host:
-        host = await self.fleet.host(named.label)
+        try:
+            host = await self.fleet.host(named.label)
+        except SpecbenchError as error:
+            if named.label == VANILLA and not self._answers:
+                raise NoBaseline(error.message, error.hint) from error
+            self._once(("start", named.label), f"{named.label}: {error.message}: {error.hint}")
+            raise
         load = (batch.block.concurrency, batch.block.request_rate)
         if load not in host.warmed:  # engines prepare for a batch's size when they first meet it
             host.warmed.add(load)
@@ -192,11 +222,15 @@ class EngineRunner(Runner):
         draw = Random(self.config.seed)
         prompts = [self._as_prompt(draw.sample(ids, len(ids))) for ids in batch.prompts]
         requests = [self.engine.request(prompt, limits, _setup(named), host.model) for prompt in prompts]
-        count = max(batch.block.concurrency or 1, 1)
+        most = batch.block.concurrency or len(requests)  # at a rate, all of a block may meet
+        failed: list[str] = []
         for _ in range(self.config.warmup):
-            await closed_loop(
-                lambda number: host.client.stream(*requests[number]), min(count, len(requests)), count
+            sent = await closed_loop(
+                lambda number: host.client.stream(*requests[number]), min(most, len(requests)), most
             )
+            failed += [exchange.error for exchange in sent if exchange.error]
+        if failed:
+            self._once(("warm-up", named.label), f"{named.label}: its warm-up failed: {failed[0]}")
 
     async def _counters(self, host: Host, setup: Setup) -> dict[str, int] | None:
         """The server's counters; None where there are none. Vanilla has nothing to count."""

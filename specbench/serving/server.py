@@ -15,7 +15,7 @@ from time import monotonic
 
 from specbench.engines.base import Engine
 from specbench.engines.terms import LOOPBACK, Command
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, first_line
 from specbench.serving import guard
 from specbench.serving.client import KEY_VARIABLES, Client
 
@@ -104,10 +104,11 @@ class Server:
         return not self.alive and any(TAKEN.search(line) for line in self.last_lines(50))
 
     def _died(self) -> SpecbenchError:
-        code = self._process.returncode
+        code, reason = self._process.returncode, self._reason()
+        known = [cure for sign, cure in self.engine.cures.items() if sign in reason.casefold()]
         return SpecbenchError(
-            f"{self.engine.name} stopped by itself (exit {code}): {self._reason()}",
-            f"see its log, {self.log}",
+            f"{self.engine.name} stopped by itself (exit {code}): {reason}",
+            "; ".join([*known, f"see its log, {self.log}"]),
         )
 
     def _reason(self) -> str:
@@ -117,7 +118,10 @@ class Server:
         return " | ".join(told[-REASONS:]) or "nothing in its log"
 
     def stop(self) -> None:
-        """SIGTERM to its process group, SIGKILL after the grace period; returns once it is gone."""
+        """SIGTERM to the command, then to what it leaves, SIGKILL after the grace period (`serving.guard`).
+
+        Returns once it is gone.
+        """
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -150,12 +154,14 @@ def without_home(word: str) -> str:
 
 
 def output_of(argv: Sequence[str], within_s: float = 180.0) -> tuple[int | None, str]:
-    """Exit status and what a short command prints (help, version); None where it cannot be run or hangs."""
+    """Exit status and what a short command prints (help, version); None and why where it cannot be run or hangs."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=within_s,
             check=False,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None, ""
+    except OSError as error:
+        return None, first_line(error)
+    except subprocess.TimeoutExpired:
+        return None, f"it was not done after {within_s:g} s"
     return done.returncode, done.stdout + done.stderr

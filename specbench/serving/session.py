@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from specbench.engines.base import PREFIX, Command, Launch, Setup
 from specbench.errors import SpecbenchError
 from specbench.plan import RATE_BLOCK, Block, passes, plan
 from specbench.serving import dry
-from specbench.serving.fleet import Attached, Fleet
+from specbench.serving.fleet import Attached, Fleet, Host, called_so
 from specbench.serving.options import CONTEXT, Options, parse_engine, refuse_flags
 from specbench.serving.probe import Probe, check_flags, check_method, probe, require
 from specbench.serving.server import free_port, without_home
@@ -36,6 +37,9 @@ class EngineSession(Session):
     setups: dict[str, Setup] = field(init=False)  # of each server, by its method's label
     launch: Callable[[int], Launch] = field(init=False)  # by port
     commands: dict[str, Command] = field(init=False)  # of each server that is started
+    attached: dict[str, Host] = field(
+        default_factory=dict
+    )  # what each server that we did not start says of itself
     _loaded: list[Task] | None = None
 
     @cached_property
@@ -54,7 +58,11 @@ class EngineSession(Session):
         specs, tasks = self._specs(), self._tasks()
         self._note_all([note for task in tasks for note in task.notes])
         blocks = self._blocks(tasks, [label for label, _ in specs])
-        commands = {} if self.config.url else self._dry_commands(specs)
+        if self.config.url:
+            self.setups, commands = self._setups(specs), {}
+        else:
+            commands = self._dry_commands(specs)
+        self._note_all([*self.options.engine.warnings, *self._warnings()])
         facts = dry.facts(self.config, tasks, blocks, [label for label, _ in specs], commands)
         print(
             json.dumps(facts, indent=2, ensure_ascii=False) if self.as_json else "\n".join(dry.lines(facts))
@@ -127,6 +135,9 @@ class EngineSession(Session):
             "version": (self.found.version if self.found else None) or "unknown",
         }
         target = open_target(self.config, engine, kernels, self._note)
+        if self.config.url:
+            self.attached = asyncio.run(self._look(target, [label for label, _ in specs]))
+            kernels["version"] = self._version or "unknown"
         context = self._context(target)
         self._arrange(specs, target.path, context, self.store)
         self.commands = {} if self.found is None else self._commands(self.found)
@@ -144,6 +155,36 @@ class EngineSession(Session):
             [*([note] if note else []), *target.identity.notes, *engine.warnings, *self._warnings()]
         )
         return replace(target, context=context), methods
+
+    async def _look(self, target: EngineTarget, labels: Sequence[str]) -> dict[str, Host]:
+        """The servers that are attached to, closed again: whatever is wrong with one is said before a run is made.
+
+        Raises:
+            SpecbenchError: one does not answer, is not what it is taken for, or does not serve the target.
+        """
+        fleet = self._attach(target)
+        try:
+            found = {label: await fleet.host(label) for label in labels}
+        finally:
+            await fleet.close()
+        names = _names(target)
+        strange = {
+            fleet.url(label): host.model
+            for label, host in found.items()
+            if not called_so([host.model], names)
+        }
+        self._note_all(
+            [f"the server at {url} serves {model}: taken to be {names[0]}" for url, model in strange.items()]
+        )
+        return found
+
+    @property
+    def _version(self) -> str | None:
+        """The engine's; of servers that were attached to, each one's if they differ."""
+        if self.found is not None:
+            return self.found.version
+        told = dict.fromkeys(host.version for host in self.attached.values() if host.version)
+        return ", ".join(told) or None
 
     def _context(self, target: EngineTarget) -> int:
         """The tokens that a server makes room for."""
@@ -196,12 +237,14 @@ class EngineSession(Session):
 
     def _engine_facts(self) -> dict[str, Any]:
         """The engine, its version, and each server's exact command (its port aside, which differs by start)."""
-        engine, found = self.options.engine, self.found
+        engine = self.options.engine
+        served = {label: host.model for label, host in self.attached.items()}
         return {
             "engine": {
                 "name": engine.name,
-                "version": found.version if found else None,
-                "attached": found is None,
+                "version": self._version,
+                "attached": self.found is None,
+                **({"served": served} if served else {}),
                 "commands": {
                     label: [without_home(word) for word in command.argv]
                     for label, command in self.commands.items()
@@ -278,7 +321,7 @@ class EngineSession(Session):
                 until=until,
                 engine=self.options.engine,
                 fleet=self._fleet(
-                    blocks[0].only is None, lambda label, line: progress.say(f"{label}: {line}")
+                    target, blocks[0].only is None, lambda label, line: progress.say(f"{label}: {line}")
                 ),
                 note=lambda line: self._note(f"note: {line}"),
             )
@@ -295,14 +338,16 @@ class EngineSession(Session):
             "cuda:0" if self.config.device == "auto" else self.config.device, warn=lambda line: None
         )
 
-    def _fleet(self, together: bool, on_line: Callable[[str, str], None]) -> Fleet:
-        engine = self.options.engine
+    def _attach(self, target: EngineTarget) -> Attached:
+        assert self.config.url is not None
+        urls = self.config.url, self.config.baseline_url
+        return Attached(self.options.engine, _names(target), *urls, (VANILLA, AGAIN))
+
+    def _fleet(self, target: EngineTarget, together: bool, on_line: Callable[[str, str], None]) -> Fleet:
         if self.config.url is not None:
-            return Attached(
-                engine, self.config.target, self.config.url, self.config.baseline_url, (VANILLA, AGAIN)
-            )
+            return self._attach(target)
         return Fleet(
-            engine,
+            self.options.engine,
             self.setups,
             self.launch,
             self.found,
@@ -310,3 +355,9 @@ class EngineSession(Session):
             together=together,
             on_line=on_line,
         )
+
+
+def _names(target: EngineTarget) -> list[str]:
+    """What a server may call the target, the user's own word first."""
+    known = target.identity
+    return [known.ref, *filter(None, (target.path, known.name, known.hub_id))]

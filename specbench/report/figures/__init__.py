@@ -112,9 +112,7 @@ def scenes(summary: Summary, runs: Sequence[Any]) -> Iterator[Scene]:
         trials = [
             trial
             for trial in getattr(by_name.get(name), "trials", ())
-            if trial.excluded is None
-            and trial.error is None
-            and Setting(trial.batch_size, trial.concurrency or 0, trial.request_rate or 0.0) == section.load
+            if Setting(trial.batch_size, trial.concurrency or 0, trial.request_rate or 0.0) == section.load
         ]
         trials.sort(key=lambda trial: (trial.block, trial.attempt, trial.order, trial.key))
         overall = [row for row in summary["rows"] if row["run"] == name and row["task"] == words.OVERALL]

@@ -23,13 +23,18 @@ class Scene:
 
     Args:
         section: the summary's rows of one run at one setting.
-        trials: the trials of that setting that count, in the order of measuring.
+        attempted: all trials of that setting, in the order of measuring.
         siblings: the overall rows of the run at all its settings.
     """
 
     section: Section
-    trials: Sequence[Trial]
+    attempted: Sequence[Trial]
     siblings: Sequence[Row]
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """Those that count."""
+        return [trial for trial in self.attempted if counts(trial)]
 
     @cached_property
     def looks(self) -> dict[str, Look]:
@@ -49,6 +54,11 @@ class Scene:
         """(method, its trials), in the order of the tables."""
         for row in self.section.overall:
             yield row["method"], [trial for trial in self.trials if trial.method == row["method"]]
+
+
+def counts(trial: Trial) -> bool:
+    """Whether it is an answer that is not set aside."""
+    return trial.excluded is None and trial.error is None
 
 
 Drawn = tuple["Figure", str]

@@ -29,7 +29,7 @@ def _chart(table: EngineTable, measure: Measure, baselines: bool) -> Drawn | Non
         setting = setting_of(row)
         if setting.request_rate or (row["method"] == words.BASELINE and not baselines):
             continue
-        label = f"{names[0].partition(' ')[0]} {row['method']}"
+        label = " ".join(name for head, name in zip(table.heads, names, strict=True) if head != "load")
         found.setdefault(label, []).append((setting.at_once, row))
     seen = looks(list(found))
     return chart([Line(seen[label], rows) for label, rows in found.items()], AT_ONCE, measure)

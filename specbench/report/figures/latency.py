@@ -65,7 +65,11 @@ def _timed(trial: Trial) -> Iterator[tuple[float, int]]:
 
 
 def _waits(trials: Sequence[Trial]) -> tuple[NDArray[np.float64], float]:
-    """Seconds of the rounds, which the first token of each waits for, and the share of tokens that come with it."""
+    """Seconds of the rounds, which the first token of each waits for, and the share of tokens that come with it.
+
+    So do those of an event that came in one piece with the one before.
+    """
     timed = [pair for trial in trials for pair in _timed(trial)]
     tokens = sum(emitted for _, emitted in timed)
-    return np.array([seconds for seconds, _ in timed]), 1 - len(timed) / tokens if tokens else 0.0
+    waits = [seconds for seconds, _ in timed if seconds > 0]
+    return np.array(waits), 1 - len(waits) / tokens if tokens else 0.0

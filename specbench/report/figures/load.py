@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from specbench.analysis.setting import AXES, setting_of
@@ -151,17 +151,26 @@ def chart(
 def _draw(
     axes: Any, points: Sequence[tuple[float, dict[str, float | None]]], look: Look, intervals: bool
 ) -> None:
-    """The points, straight lines between them, and a band between the ends of their `intervals`, without which a
-    marker is hollow."""
+    """The points, straight lines between them, and a band between the ends of their `intervals`; the marker of a
+    point without one is hollow, and the band stops there."""
     loads, values = [load for load, _ in points], [e["point"] for _, e in points]
     axes.plot(_straight(loads), _straight(values), color=look.colour, linewidth=1)
-    known = all(e["low"] is not None for _, e in points)
-    if known:
-        low, high = (_straight([e[end] for _, e in points]) for end in ("low", "high"))
-        axes.fill_between(_straight(loads), low, high, color=look.colour, alpha=0.15, linewidth=0)
-    inside = look.colour if known or not intervals else "none"
-    style = {"linestyle": "none", "marker": look.marker, "markersize": 5, "markerfacecolor": inside}
-    axes.plot(loads, values, color=look.colour, label=look.label, **style)
+    for known, stretch in groupby(points, lambda point: point[1]["low"] is not None):
+        inside = [*stretch]
+        at = [load for load, _ in inside]
+        if known and len(inside) > 1:
+            low, high = (_straight([e[end] for _, e in inside]) for end in ("low", "high"))
+            axes.fill_between(_straight(at), low, high, color=look.colour, alpha=0.15, linewidth=0)
+        elif known:  # no neighbour to share a band with
+            axes.vlines(at, inside[0][1]["low"], inside[0][1]["high"], color=look.colour, linewidth=1.6)
+    style = {"color": look.colour, "linestyle": "none", "marker": look.marker, "markersize": 5}
+    hollow = [intervals and e["low"] is None for _, e in points]
+    for is_hollow in sorted(set(hollow)):
+        some = [(load, value) for load, value, h in zip(loads, values, hollow, strict=True) if h == is_hollow]
+        label = look.label if is_hollow == min(hollow) else None  # once in the legend
+        axes.plot(
+            *zip(*some, strict=True), label=label, markerfacecolor="none" if is_hollow else None, **style
+        )
 
 
 def _straight(values: Sequence[Any]) -> list[float]:

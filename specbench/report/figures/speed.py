@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.report import words
 from specbench.report.base import Row
-from specbench.report.figures.base import Drawn, Scene
+from specbench.report.figures.base import Drawn, Scene, counts
 from specbench.report.figures.style import DASHED, GRID, INK, LINE, legend, new_figure, shortened
+
+if TYPE_CHECKING:
+    from specbench.store import Trial
 
 BINS = 24  # points a method in the order of measuring
 
@@ -44,7 +47,7 @@ def by_task(scene: Scene) -> Drawn | None:
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("speedup over vanilla, end to end (95% interval)")
+    axes.set_xlabel(f"speedup over vanilla, {scene.section.how} (95% interval)")
     legend(figure, axes)
     return figure, "; ".join(said)
 
@@ -64,7 +67,7 @@ def memory(scene: Scene) -> Drawn | None:
     axes.axvline(0, color=LINE, linewidth=0.8)
     axes.margins(x=0.08)
     axes.set_xlabel(f"peak memory above vanilla ({name})")
-    axes.set_ylabel("speedup, end to end")
+    axes.set_ylabel(f"speedup, {scene.section.how}")
     legend(figure, axes)
     said = (
         f"{scene.looks[row['method']].label}: {words.size(row['memory_overhead_bytes'], signed=True)}, "
@@ -98,8 +101,9 @@ def order(scene: Scene) -> Drawn | None:
         return None
     _one(axes.axhline)
     axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("block, in the order of measuring")
-    axes.set_ylabel("speedup, end to end")
+    axes.set_ylabel(f"speedup, {scene.section.how}")
     legend(figure, axes)
     return figure, "; ".join(said)
 
@@ -114,17 +118,29 @@ class _Batch:
 
 
 def _seconds_and_tokens(scene: Scene) -> dict[str, dict[tuple[Any, ...], _Batch]]:
-    """Method -> what was asked -> the batch that answered it."""
+    """Method -> what was asked -> the batch that answered it, at the last attempt.
+
+    A batch of which a trial does not count is left out, as in the tables: its seconds are that trial's too.
+    """
+    batches: dict[tuple[str, tuple[Any, ...], int], list[Trial]] = defaultdict(list)
+    for trial in scene.attempted:
+        asked = (trial.task, trial.batch or trial.question, trial.turn, trial.repeat)
+        batches[trial.method, asked, trial.attempt].append(trial)
     sums: dict[str, dict[tuple[Any, ...], _Batch]] = defaultdict(dict)
-    for trial in scene.trials:
-        paced = trial.request_rate is not None  # there the requests' own seconds count, each
-        seconds = trial.batch_s if trial.batch_s is not None and not paced else trial.total_s
+    for (method, asked, _), trials in batches.items():
+        seconds = _seconds(trials) if all(map(counts, trials)) else None
         if seconds:
-            asked = (trial.task, trial.batch or trial.question, trial.turn, trial.repeat)
-            batch = sums[trial.method].setdefault(asked, _Batch(trial.block, 0.0, 0))
-            batch.seconds = batch.seconds + seconds if paced else seconds
-            batch.tokens += trial.output_tokens
+            sums[method][asked] = _Batch(trials[0].block, seconds, sum(t.output_tokens for t in trials))
     return sums
+
+
+def _seconds(trials: Sequence[Trial]) -> float | None:
+    """Of a whole batch; of requests that came at a rate, and of one alone, their own. None: not all are known."""
+    first = trials[0]
+    if first.request_rate is None and (first.batch_s is not None or len(trials) > 1):
+        return first.batch_s
+    own = [trial.total_s for trial in trials if trial.total_s is not None]
+    return sum(own) if len(own) == len(trials) else None
 
 
 def _stretches(base: dict[Any, _Batch], own: dict[Any, _Batch]) -> list[tuple[int, float]]:
