@@ -115,8 +115,10 @@ def test_the_target_among_several_models(place: Workplace, servers: Start) -> No
 
 def test_another_model_than_the_target_is_told_of(place: Workplace, servers: Start) -> None:
     server = servers(vllm())
+    server.routes["/version"] = text('{"version": "b0-unknown"}')
     result = place.run("--url", server.url)
     assert result.code == 0, result.err
+    assert place.manifest()["engine"]["version"] is None
     assert result.err.count(f"serves served: taken to be {place.target}") == 1
     assert place.manifest()["engine"]["served"] == {"vanilla": "served"}
 

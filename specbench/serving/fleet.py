@@ -180,9 +180,10 @@ class Attached(Fleet):
         route, key = self._engine.version_at
         status, body = await client.get(route)
         try:
-            return str(json.loads(body)[key]) if status == 200 else None
+            told = str(json.loads(body)[key]) if status == 200 else "unknown"
         except (ValueError, KeyError, TypeError):
             return None
+        return None if "unknown" in told else told  # llama.cpp built outside its repository: b0-unknown
 
 
 async def served_model(client: Client, url: str, asked: Sequence[str]) -> str:
