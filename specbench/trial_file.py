@@ -91,7 +91,7 @@ def read_trials(file: Path) -> tuple[list[Trial], str | None]:
             if not line.endswith(b"\n"):
                 return trials, "was cut short"
             try:
-                trials.append(_shared(_trial(line)))
+                trials.append(_trial(line))
             except (ValueError, RecursionError) as error:
                 if next(lines, None) is None:
                     return trials, f"is not a trial ({error})"
@@ -105,7 +105,7 @@ def _trial(line: bytes) -> Trial:
     """The trial of a line, every field of the schema's type."""
     if _decode is not None:
         with contextlib.suppress(ValueError, RecursionError):
-            return _sound(_decode(line))
+            return _shared(_sound(_decode(line)))
     return trial_of(json.loads(line.decode(errors="replace")))
 
 
@@ -122,7 +122,7 @@ def trial_of(row: Any) -> Trial:
         raise ValueError(f"it has no {', '.join(missing)}")
     _check(row, Trial)
     _check(row.get("rounds", {}), Rounds, "rounds.")
-    return _sound(Trial.from_json(row))
+    return _shared(_sound(Trial.from_json(row)))
 
 
 def _check(row: dict[str, Any], schema: Any, where: str = "") -> None:
@@ -194,8 +194,6 @@ def _sound(trial: Trial) -> Trial:
             raise ValueError(f"{name} cannot be {value}")
     if trial.request_rate is not None and not 0 < trial.request_rate < math.inf:
         raise ValueError(f"request_rate cannot be {trial.request_rate}")
-    if trial.output_ids and not (min(trial.output_ids) in _INT64 and max(trial.output_ids) in _INT64):
-        raise ValueError("output_ids do not fit 64 bits")
     if any(value is not None and value not in _INT64 for value in (trial.memory or {}).values()):
         raise ValueError("memory does not fit 64 bits")
     if trial.arrivals is not None and len(trial.arrivals["at_s"]) != len(trial.arrivals["tokens"]):
@@ -212,19 +210,26 @@ def _sound_rounds(rounds: Rounds) -> None:
             raise ValueError(f"rounds.{name} has {len(column)} entries, rounds.emitted {len(rounds.emitted)}")
     for names, least in ((_OF_ROUNDS, 0), (("count",), 1)):
         for name in names:
-            column = getattr(rounds, name)
-            if column and not (least <= min(column) and max(column) <= _DEEPEST):
+            values = set(getattr(rounds, name) or ())  # few: a set is quicker than two looks at millions
+            if values and not (least <= min(values) and max(values) <= _DEEPEST):
                 raise ValueError(f"rounds.{name} holds what is no count")
 
 
 def _shared(trial: Trial) -> Trial:
-    """The trial, with one object a name and a token, however many trials hold it."""
+    """The trial, with one object a name and a token, however many trials hold it.
+
+    Raises:
+        ValueError: a token that does not fit 64 bits.
+    """
     for name in _NAMES:
         if (value := getattr(trial, name)) is not None:
             setattr(trial, name, sys.intern(value))
-    ids = trial.output_ids
-    if ids and min(ids) >= 0 and max(ids) < len(_IDS):
-        trial.output_ids = list(map(_IDS.__getitem__, ids))
+    if ids := trial.output_ids:
+        least, largest = min(ids), max(ids)
+        if least >= 0 and largest < len(_IDS):
+            trial.output_ids = list(map(_IDS.__getitem__, ids))
+        elif least not in _INT64 or largest not in _INT64:
+            raise ValueError("output_ids do not fit 64 bits")
     return trial
 
 

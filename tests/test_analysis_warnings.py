@@ -128,6 +128,14 @@ def test_warns_of_outputs_that_differ(gap: float | None, said: str) -> None:
     assert "output-differs" not in warnings_of(trials)
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 1}, {"request_rate": 2.0}])
+def test_outputs_of_an_engine_that_differ_are_not_called_a_bug(load: dict[str, float]) -> None:
+    trials = blocks(6, {"vanilla": load, "fast": {"lossless": True, **load}})
+    trials[1].agreement = {"same": False, "first_difference": 3, "logit_gap": None}
+    message = warnings_of(trials)["output-differs"]["message"]
+    assert message.endswith("in the same engine")
+
+
 def test_warns_of_token_totals_under_greedy_only() -> None:
     trials = blocks(6, {"vanilla": {}, "fast": {"output_tokens": 12}})
     assert (

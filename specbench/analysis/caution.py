@@ -197,9 +197,7 @@ def _differs(overall: Overall) -> Iterable[Caution]:
     if ties == differ:
         message += ": all at near-ties of the target's top two logits, decided by rounding"
         cure = "--dtype float32 makes near-ties rare"
-    elif (
-        row["concurrency"] is not None
-    ):  # an engine's: its logits are not at hand, and depend on what it batches
+    elif row["concurrency"] or row["request_rate"]:  # of an engine, whose logits are not at hand
         message += " in the same engine"
         cure = "measure vanilla-again: what differs there too is the shape of batches, not speculation"
     else:
