@@ -104,7 +104,7 @@ def open_target(config: RunConfig, notify: Callable[[str], None]) -> Target:
     )
     stop = stop_ids(loaded.model, loaded.tokenizer)
     target = Target(loaded.model, loaded.tokenizer, loaded.identity, stop)
-    return target.pack(cache_folder(), notify).accelerate(config.graphs, config.compile)
+    return target.fuse().pack(cache_folder(), notify).accelerate(config.graphs, config.compile)
 
 
 def build(label: str, spec: Spec, target: Target, config: RunConfig) -> Named:

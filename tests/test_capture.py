@@ -146,7 +146,7 @@ def test_compiled_passes_give_the_same_tokens_and_taps(
     for drafter in (Drafter(other), tapping := Taps(other)):
         assert generate(DraftVerify(other, drafter), Request(prompts, 20))[0] == plain
     assert tapping.heard == {"layer:0", "final"}, "hooks that came after the first compilation"
-    assert other._fused is not None
+    assert other._compiled is not None
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(

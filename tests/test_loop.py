@@ -73,7 +73,7 @@ ARCHITECTURES = {
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def target(request: pytest.FixtureRequest) -> Target:
     config, attention = ARCHITECTURES[request.param]
-    return tiny.build(config, seed=1, attn=attention)
+    return tiny.build(config, seed=1, attn=attention).fuse()
 
 
 @pytest.fixture(scope="module")

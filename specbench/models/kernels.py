@@ -12,8 +12,7 @@ import hashlib
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from specbench.measure.machine import cpu_facts
+from specbench.models.fused import Switch
 from specbench.models.kept import DISTURBED, kept, measured
 
 TOKENS = (1, 2, 4, 8, 16, 64)  # measured; between two of them the larger one's choice holds
@@ -52,36 +52,21 @@ class PackedLinear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-class Switch:
-    """Whether packed kernels may be used: off while transformers' own `generate` runs as a reference."""
-
-    def __init__(self) -> None:
-        self.on = True
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        before, self.on = self.on, False
-        try:
-            yield
-        finally:
-            self.on = before
-
-
 def pack(
-    model: nn.Module, folder: Path, notify: Callable[[str], None] = lambda line: None
-) -> tuple[Switch, Choices]:
+    model: nn.Module, folder: Path, switch: Switch, notify: Callable[[str], None] = lambda line: None
+) -> Choices:
     """Give the linear layers of a CPU model the faster kernel for each number of tokens.
 
     Args:
         model: its layers change class in place; weights are shared, not replaced.
         folder: where choices are kept.
+        switch: where it is off, torch's own kernels are called.
 
-    Returns what switches packed kernels off, and the choices by shape (empty: nothing was changed).
+    Returns the choices by shape (empty: nothing was changed).
     """
-    switch = Switch()
     layers = [layer for layer in model.modules() if type(layer) is nn.Linear]
     if not _worthwhile(layers):
-        return switch, {}
+        return {}
     shapes: dict[str, list[nn.Linear]] = defaultdict(list)
     for layer in layers:
         shapes[f"{layer.out_features}x{layer.in_features}"].append(layer)
@@ -92,7 +77,7 @@ def pack(
             at = tuple(choices[shape][str(tokens)] == "packed" for tokens in TOKENS)
             for layer in group:
                 _convert(layer, at, switch)
-    return switch, choices
+    return choices
 
 
 def _choose(file: Path, shapes: dict[str, list[nn.Linear]], notify: Callable[[str], None]) -> Choices:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specbench.errors import SpecbenchError
 from specbench.models.fields import CURE, Fields
-from specbench.models.target import Target
+
+if TYPE_CHECKING:
+    from specbench.models.target import Target
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cosines and sines `[B, 1, T, D]`
 Frequencies = tuple[
@@ -71,8 +73,11 @@ def rope_at(frequencies: Frequencies, positions: torch.Tensor, dtype: torch.dtyp
 def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
     """`x` `[B, H, T, D]` rotated by its positions."""
     cos, sin = rope
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    half = x.shape[-1] // 2
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
 
 
 def _scaled(fields: Fields, parameters: dict[str, Any], head_dim: int) -> Frequencies:

@@ -31,7 +31,8 @@ from specbench.models.buckets import buckets, round_up
 from specbench.models.cache import SlotCache
 from specbench.models.device import send
 from specbench.models.fixed_pass import SLOTS, Tensors
-from specbench.models.kernels import Choices, Switch, pack
+from specbench.models.fused import Switch, fuse
+from specbench.models.kernels import Choices, pack
 from specbench.models.long_rope import LongRope
 from specbench.models.passes import Passes
 from specbench.models.routers import PREFIX, number_of_experts
@@ -85,10 +86,11 @@ class Target:
         self._cache_argument = _cache_argument(model)
         self._taps = Taps(model)
         self.experts = number_of_experts(self.config)[0] if self._taps.routers else 0
-        self._packed, self.kernel_choices = Switch(), Choices()
+        self._switch, self.kernel_choices = Switch(), Choices()
+        self.fused: dict[str, int] = {}
         self._skipped: tuple[int, ...] = ()
         self._long_rope = LongRope(model)
-        self._fused: Any = None  # the compiled model
+        self._compiled: Any = None  # the model
         self.graphs, self.compiled = "off", False
         self.passes = Passes(self.name, off=OFF)
         # A model may be wrapped twice, as target and as its own draft: each wrapper has its own cache.
@@ -116,6 +118,8 @@ class Target:
     def kernels(self) -> dict[str, Any]:
         """What computes: must not change within a run."""
         chosen = {"attention": self.config._attn_implementation, "linear": self.kernel_choices}
+        if self.fused:
+            chosen["fused"] = self.fused
         if self.device.type == "cuda":
             chosen["graphs"] = self._uncapturable() or "captured"
             chosen["cudnn_attention"] = torch.backends.cuda.cudnn_sdp_enabled()
@@ -133,9 +137,15 @@ class Target:
         """Bytes of parameters and buffers, as stored."""
         return module_bytes(self.model)
 
+    def fuse(self) -> Target:
+        """Take fewer kernels for the same arithmetic (`models.fused`); before `pack`."""
+        if not spread(self.model):
+            self.fused = fuse(self.model, self._switch)
+        return self
+
     def pack(self, folder: Path, notify: Callable[[str], None] = lambda line: None) -> Target:
         """On a CPU, take the fastest matrix kernels (`models.kernels`); choices are kept in `folder`."""
-        self._packed, self.kernel_choices = pack(self.model, folder, notify)
+        self.kernel_choices = pack(self.model, folder, self._switch, notify)
         return self
 
     def accelerate(self, graphs: str = "auto", compile: bool = False) -> Target:
@@ -147,7 +157,7 @@ class Target:
         self.passes = Passes(self.name, off=reason)
         if reason is not None and graphs != "off" and self.device.type == "cuda":
             _log.warning("the %s runs without CUDA graphs: %s", self.name, reason)
-        self._fused = compiled(self.model) if compile else None
+        self._compiled = compiled(self.model) if compile else None
         return self
 
     def reserve(self, rows: int, tokens: int, spare: int = 0) -> None:
@@ -268,7 +278,7 @@ class Target:
         ours = self.config._attn_implementation
         self._set_attention(self._stock_attention)
         try:
-            with self._packed.off(), self._long_rope.stock():
+            with self._switch.off(), self._long_rope.stock():
                 yield
         finally:
             self._set_attention(ours)
@@ -283,13 +293,13 @@ class Target:
     ) -> torch.Tensor:
         kwargs |= {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
         kwargs |= {self._cache_argument: self.cache, "use_cache": True}
-        if fused and self._fused is not None:
+        if fused and self._compiled is not None:
             try:
-                return self._fused(**kwargs).logits.to(self.device)
+                return self._compiled(**kwargs).logits.to(self.device)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - compilers fail in many ways; the model itself still runs
-                self._fused = None
+                self._compiled = None
                 _log.warning("the %s runs without torch.compile: %s", self.name, first_line(error))
         return self.model(**kwargs).logits.to(self.device)
 
