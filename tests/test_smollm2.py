@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from specbench.config import RunConfig
+from specbench.engines import find_engine
+from specbench.serving.model import open_target
 from specbench.store import read_run
 
 TARGET = "smollm2-135m@q4_1"  # pinned: needs PyPI or the cache, never the Hub
@@ -83,3 +86,10 @@ def test_the_answers_are_sensible(run: tuple[Path, subprocess.CompletedProcess[s
     texts = [t.text for t in read_run(run[0] / "results" / "real").trials if t.method == "vanilla"]
     words = " ".join(text or "" for text in texts).lower().split()
     assert len({"the", "a", "of", "is", "to", "and", "you", "i"} & set(words)) >= 4
+
+
+def test_an_engine_that_loads_a_folder_knows_what_its_weights_were_made_from() -> None:
+    """A report of both then does not call it another precision than our own loop's."""
+    config = RunConfig(TARGET, methods=("vanilla",), tasks=("chat",), dtype="float32")
+    target = open_target(config, find_engine("transformers"), {}, lambda line: None)
+    assert target.identity.quantization == "q4_1"

@@ -129,8 +129,8 @@ def _folder(config: RunConfig, device: str, kernels: dict[str, Any], notify: Not
     size = sum(file.stat().st_size for file in source.folder.glob("*.safetensors"))
     identity = ModelIdentity(
         name=source.name, ref=config.target, source=source.kind, hub_id=source.hub_id, revision=source.revision,
-        dtype=config.dtype, quantization=stored.name if stored else None, parameters=None, bytes=size,
-        files=source.files, verified=source.verified, notes=source.notes,
+        dtype=config.dtype, quantization=source.quantization or (stored.name if stored else None), parameters=None,
+        bytes=size, files=source.files, verified=source.verified, notes=source.notes,
     )  # fmt: skip
     stop = stop_ids(generation, tokenizer)
     return EngineTarget(str(source.folder), tokenizer, identity, stop, context, device, kernels)
