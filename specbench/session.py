@@ -152,15 +152,16 @@ class Session:
         except KeyboardInterrupt:
             ended = "interrupted"
         finally:
-            manifest |= {"end": now(), "status": ended, "graphs": self._graphs()}
+            manifest |= {"end": now(), "status": ended, **self._captured()}
             store.write_manifest(manifest)
         return self._finish(read_run(store.path), ended)
 
-    def _graphs(self) -> list[dict[str, Any]]:
-        """The fixed passes of each model so far: shapes, or why there are none."""
+    def _captured(self) -> dict[str, Any]:
+        """The fixed passes of each model so far: shapes, or why there are none; and the attention they use."""
+        from specbench.models.attention_choice import choices
         from specbench.models.passes import facts
 
-        return facts()
+        return {"graphs": facts(), "attention": choices.facts()}
 
     # -- before ----------------------------------------------------------------------------------------------
 

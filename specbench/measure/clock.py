@@ -123,7 +123,7 @@ def stamps_for(device: str) -> Stamps:
         return HostStamps()
     if kind == "cuda":
         if device not in _cuda_stamps:
-            _cuda_stamps[device] = _new_cuda_stamps(device)
+            _cuda_stamps[device] = cuda_stamps(device)
         stamps = _cuda_stamps[device]
         stamps.release()  # what an aborted trial held
         return stamps
@@ -132,7 +132,8 @@ def stamps_for(device: str) -> Stamps:
     return HostStamps(lambda: torch.accelerator.synchronize(torch.device(device)))
 
 
-def _new_cuda_stamps(device: str) -> EventStamps:
+def cuda_stamps(device: str) -> EventStamps:
+    """New stamps of a CUDA device, for what may be measured while a trial holds those of `stamps_for`."""
     import torch
 
     where = torch.device(device)

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from specbench.models.attention_choice import choices
+
 Tensors = dict[str, torch.Tensor]
 Compute = Callable[[Tensors, int], Tensors]  # inputs and how many slots attention reads: outputs
 
@@ -90,11 +92,11 @@ class CapturedPass(FixedPass):
         return self._outputs
 
     def _warm_up(self, device: torch.device) -> Tensors:
-        """Run where capturing will, so that libraries have their workspaces there already."""
+        """Run where capturing will, so that libraries have their workspaces there already, and choose kernels."""
         outputs: Tensors = {}
         stream = _side_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), choices.choosing():
             for _ in range(WARM_UPS):
                 outputs = self._compute(self.inputs, self._length)
         torch.cuda.current_stream(device).wait_stream(stream)
