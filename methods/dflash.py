@@ -6,7 +6,8 @@ DDTree (arXiv 2604.12989; liranringel/ddtree); for Markov heads DSpark (arXiv 26
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,15 +16,15 @@ from specbench.decoding.context import Context
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.draft_length import K, draft_length
 from specbench.decoding.learned import LearnedDrafter
-from specbench.decoding.marginal_tree import best_first
+from specbench.decoding.marginal_tree import best_first, count_nodes
 from specbench.decoding.method import Request
-from specbench.decoding.sampling import draw, probabilities
+from specbench.decoding.sampling import Sampling, drawn, exponentials, probabilities
 from specbench.decoding.tree import MOST_NODES
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.dflash import DFlashNet, open_dflash
 from specbench.models.drafts import open_heads, quantised
-from specbench.models.fixed_pass import SLOTS, Tensors
+from specbench.models.fixed_pass import SLOTS, Compute, Tensors
 from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
@@ -40,7 +41,7 @@ class DFlash(LearnedDrafter):
         tree: chain, or ddtree.
         nodes: DDTree's budget of nodes.
         k: tokens of the block's chain that are proposed, or auto; 0 is all of them. The block is guessed whole.
-        quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(
@@ -106,19 +107,10 @@ class DFlash(LearnedDrafter):
         wanted = self.length.wanted(budgets)
         if not any(wanted):
             return [Draft()] * len(budgets)
-        roots = send(self._roots, self.net.device)
-        inputs = {"roots": roots[:, None], "start": self._context.starts()}
-        block = self.fixed("block", self._block, inputs, self._context.reach(self.settings.block))
-        hidden, logits = block["hidden"], block["logits"]
+        roots = send(self._roots, self.net.device)[:, None]
         if self.tree == "ddtree":
-            tokens, parents, counts = best_first(logits.float().log_softmax(-1), self.nodes, wanted)
-            return [
-                Draft(tokens[row, :n], parents[row, :n]) if n else Draft() for row, n in enumerate(counts)
-            ]
-        if self.settings.markov is None:
-            tokens, probs = logits.argmax(-1), None
-        else:
-            tokens, probs = self._left_to_right(roots, hidden, logits, generators, wanted)
+            return self._trees(roots, wanted)
+        tokens, probs = self._chains(roots, generators, wanted)
         drafts = [
             Draft(tokens[row, :n], probs=None if probs is None else probs[row, :n]) if n else Draft()
             for row, n in enumerate(wanted)
@@ -129,33 +121,89 @@ class DFlash(LearnedDrafter):
         self.net.remember(inputs["features"], inputs["positions"], inputs[SLOTS])
         return {}
 
+    def _guess(self, variant: Hashable, compute: Compute, roots: torch.Tensor) -> Tensors:
+        """`compute` on the block behind each row's last token, int64 `[B, 1]`."""
+        inputs = {"roots": roots, "start": self._context.starts()}
+        return self.fixed(variant, compute, inputs, self._context.reach(self.settings.block))
+
     def _block(self, inputs: Tensors, length: int) -> Tensors:
-        """Hidden states `[B, drafts, H]` of the block behind each root, and logits `[B, drafts, V]`."""
+        """Hidden states `[B, drafts, H]` of the block, and logits `[B, drafts, V]`."""
         hidden = self.net.block(inputs["roots"][:, 0], self._context, inputs["start"], length)
         return {"hidden": hidden, "logits": self.net.logits(hidden)}
+
+    def _trees(self, roots: torch.Tensor, wanted: list[int]) -> list[Draft]:
+        """DDTree's drafts, at most `wanted[b]` deep."""
+        if all(n in (0, self.settings.drafts) for n in wanted):
+            found = self._guess("tree", self._whole_tree, roots)
+            tokens, parents = found["tokens"], found["parents"]
+        else:  # near an end
+            logits = self._guess("block", self._block, roots)["logits"]
+            tokens, parents = best_first(logits.float().log_softmax(-1), self.nodes, wanted)
+        counts = [count_nodes(self.nodes, self.target.vocab_size, depth) for depth in wanted]
+        return [Draft(tokens[row, :n], parents[row, :n]) if n else Draft() for row, n in enumerate(counts)]
+
+    def _whole_tree(self, inputs: Tensors, length: int) -> Tensors:
+        """Tokens and parents `[B, n]` of each row's tree, as deep as the block."""
+        log_probs = self._block(inputs, length)["logits"].float().log_softmax(-1)
+        tokens, parents = best_first(log_probs, self.nodes, [log_probs.shape[1]] * len(log_probs))
+        return {"tokens": tokens, "parents": parents}
+
+    def _chains(
+        self, roots: torch.Tensor, generators: Sequence[torch.Generator] | None, wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens `[B, n]`, the first `wanted[b]` of them to be proposed, and q `[B, n, V]` where they were drawn."""
+        if self.settings.markov is None:
+            return self._guess("likeliest", self._likeliest, roots)["tokens"], None
+        steps, sampling = self.depth(max(wanted), self.length.uncut(wanted)), self.request.sampling
+        if sampling.greedy:
+            return self._guess(("chain", steps), partial(self._chain, steps), roots)["tokens"], None
+        assert generators is not None
+        block = self._guess("block", self._block, roots)
+        logits, hidden = block["logits"][:, :steps], block["hidden"][:, :steps]
+        noise = exponentials(steps, logits.shape[-1], generators, wanted)
+        # A pass of its own, which reads no slots: the noise is too large for each length to have a buffer.
+        given = {"logits": logits, "hidden": hidden, "roots": roots, "noise": noise}
+        found = self.fixed(("drawn", sampling), partial(self._drawn, sampling), given)
+        return found["tokens"], found["probs"]
+
+    def _likeliest(self, inputs: Tensors, length: int) -> Tensors:
+        return {"tokens": self._block(inputs, length)["logits"].argmax(-1)}
+
+    def _chain(self, steps: int, inputs: Tensors, length: int) -> Tensors:
+        """The first so many tokens, each the likeliest, `[B, steps]`."""
+        block = self._block(inputs, length)
+        hidden, logits = block["hidden"][:, :steps], block["logits"][:, :steps]
+        tokens = self._left_to_right(inputs["roots"], hidden, logits, lambda scores, _step: scores.argmax(-1))
+        return {"tokens": tokens}
+
+    def _drawn(self, sampling: Sampling, inputs: Tensors, _length: int) -> Tensors:
+        """Tokens `[B, steps]` drawn by exponential variates `[B, steps, V]`, and what they were drawn from."""
+        probs: list[torch.Tensor] = []
+
+        def choose(scores: torch.Tensor, step: int) -> torch.Tensor:
+            probs.append(probabilities(scores, sampling))
+            return drawn(probs[-1], inputs["noise"][:, step])
+
+        tokens = self._left_to_right(inputs["roots"], inputs["hidden"], inputs["logits"], choose)
+        return {"tokens": tokens, "probs": torch.stack(probs, 1)}
 
     def _left_to_right(
         self,
         roots: torch.Tensor,
         hidden: torch.Tensor,
         logits: torch.Tensor,
-        generators: Sequence[torch.Generator] | None,
-        wanted: list[int],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """DSpark: each token knows the one before by the Markov head. Tokens `[B, k]`, and q where sampled."""
-        head, before = self.net.markov_head, roots
+        choose: Callable[[torch.Tensor, int], torch.Tensor],
+    ) -> torch.Tensor:
+        """DSpark: each token knows the one before by the Markov head. Tokens `[B, steps]`.
+
+        Args:
+            roots: int64, the last tokens of the text in column 0.
+            hidden, logits: of the block, `[B, steps, …]`.
+            choose: a token `[B]` by its logits `[B, V]` and its step.
+        """
+        head, tokens = self.net.markov_head, [roots[:, 0]]
         state = head.start(len(roots))
-        tokens: list[torch.Tensor] = []
-        probs: list[torch.Tensor] = []
-        for step in range(max(wanted)):
-            bias, state = head.step(before, hidden[:, step], state)
-            scores = logits[:, step] + bias
-            if self.request.sampling.greedy:
-                before = scores.argmax(-1)
-            else:
-                assert generators is not None
-                q = probabilities(scores, self.request.sampling)
-                before = draw(q[:, None], generators, [int(want > step) for want in wanted])[:, 0]
-                probs.append(q)
-            tokens.append(before)
-        return torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None
+        for step in range(logits.shape[1]):
+            bias, state = head.step(tokens[-1], hidden[:, step], state)
+            tokens.append(choose(logits[:, step] + bias, step))
+        return torch.stack(tokens[1:], 1)

@@ -36,7 +36,7 @@ class DraftModel(Drafter):
         schedule: constant; heuristic, k + 2 after a full acceptance, else k - 1; or confidence, which stops *after*
             a token the draft itself gave less than `threshold` (dropping a sampled token would be biased).
         threshold: for `confidence`.
-        quantize: what the draft model's linear layers are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what the draft model's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(
@@ -66,6 +66,9 @@ class DraftModel(Drafter):
 
     def kv_bytes(self) -> int:
         return self.draft.cache.nbytes()
+
+    def graph_bytes(self) -> int:
+        return self.draft.passes.nbytes()
 
     def prepare(self, request: Request) -> None:
         super().prepare(request)

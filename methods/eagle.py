@@ -12,7 +12,7 @@ class Eagle(DynamicDrafter):
     """The newest EAGLE that the draft's weights are: runs `eagle3` or `eagle2`, and says which.
 
     Options:
-        draft, total_token, depth, top_k, quantize: as of eagle2 and eagle3.
+        draft, total_token, depth, top_k, draft.quantize: as of eagle2 and eagle3.
     """
 
     name = "eagle"

@@ -17,7 +17,7 @@ class Eagle2(DynamicDrafter):
         total_token: nodes of a tree, its root included.
         depth: levels expanded below the first; a tree is up to depth + 1 deep (the official evaluation uses 5).
         top_k: children of a node, and nodes expanded a level.
-        quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     name = "eagle2"

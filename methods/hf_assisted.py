@@ -20,7 +20,7 @@ class HFAssisted(Reference):
         k: tokens proposed a round.
         schedule: constant or heuristic.
         threshold: stop drafting after a token the draft gave less than this; 0 is off.
-        quantize: what the draft model's linear layers are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what the draft model's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(

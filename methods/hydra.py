@@ -7,15 +7,15 @@ hydra/model/{hydra_model,utils}.py. Verification is by the lossless rules at any
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from specbench.decoding.context import Context
+from specbench.decoding.context import Context, Layout
 from specbench.decoding.draft import Draft, Outcome
-from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.learned import LearnedDrafter, column_of
 from specbench.decoding.method import Request
 from specbench.decoding.static_tree import StaticTree, named
-from specbench.decoding.tree import arange
 from specbench.models import hydra
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
@@ -31,7 +31,7 @@ class Hydra(LearnedDrafter):
     Options:
         draft: the heads, a folder or Hub id.
         tree: the tree's shape, by name; no deeper than there are heads.
-        quantize: what linear layers, but those to the vocabulary, are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what linear layers, but those to the vocabulary, are quantised to: none, int8, int4 or fp8.
     """
 
     taps = ("final",)
@@ -67,42 +67,37 @@ class Hydra(LearnedDrafter):
         device = self.net.prefix.device
         hidden = outcome.along_path(outcome.taps["final"].to(device))
         if outcome.prefill:
-            counts = self._lengths
             output = self.net.prefix.prefill(hidden)
-            self._context.rewind(counts)
+            self._context.rewind(self._lengths)
+            self._state = column_of(output, send([n - 1 for n in self._lengths], device))
         else:
             verified = zip(outcome.accepted, outcome.finished, strict=True)
             counts = [0 if done else accepted + 1 for accepted, done in verified]
-            at = self._context.extend(hidden.shape[1], counts)
-            output = self.fixed_pass("prefix", self.net.prefix, at, hidden=hidden)
-        last = send([max(n - 1, 0) for n in counts], device)
-        self._state = output[arange(len(counts), device), last]
+            fed = self.feed("prefix", self._context, self._continue, counts, {"hidden": hidden})
+            self._state = fed["state"][:, 0]
         self._roots = send([new[-1] if new else 0 for new in outcome.tokens], device)
 
     def propose(self, budgets: list[int], generators: Sequence[torch.Generator] | None) -> list[Draft]:
-        tree = self.tree.clip(max(budgets))
-        if not tree.width:
+        if not any(budgets):
             return [Draft()] * len(budgets)
-        if tree is self.tree:
-            inputs = {"state": self._state[:, None], "roots": self._roots[:, None]}
-            tokens = self.fixed("tree", self._whole_tree, inputs)["tokens"]
-        else:  # near an end
-            tokens = self._grow(tree, self._state, self._roots)
+        tree = self.tree.clip(self.depth(max(budgets), self.tree.depth))
+        inputs = {"state": self._state[:, None], "roots": self._roots[:, None]}
+        tokens = self.fixed(("tree", tree.depth), partial(self._grow, tree), inputs)["tokens"]
         return tree.drafts(tokens, budgets)
 
-    def _whole_tree(self, inputs: Tensors, _length: int) -> Tensors:
-        return {"tokens": self._grow(self.tree, inputs["state"][:, 0], inputs["roots"][:, 0])}
+    def _continue(self, inputs: Tensors, at: Layout, last: torch.Tensor) -> Tensors:
+        return {"state": column_of(self.net.prefix(inputs["hidden"], at), last)[:, None]}
 
-    def _grow(self, tree: StaticTree, state: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
-        """The tokens `[B, n]` of a tree, from the prefix layer's outputs `[B, H]` and the roots `[B]`."""
-        path = torch.cat([state, self._embed(roots)], -1)[:, None]
+    def _grow(self, tree: StaticTree, inputs: Tensors, _length: int) -> Tensors:
+        """The tokens `[B, n]` of a tree, from the prefix layer's outputs `[B, 1, H]` and the roots `[B, 1]`."""
+        path = torch.cat([inputs["state"], self._embed(inputs["roots"])], -1)
         grown = []
         for head, level in enumerate(tree.levels(path.device)):
             tokens = level.pick(self.net.logits(head, path).topk(level.ranks).indices)
             grown.append(tokens)
             above = path[:, level.parent[level.inner]]
             path = torch.cat([above, self._embed(tokens[:, level.inner])], -1)
-        return torch.cat(grown, 1)
+        return {"tokens": torch.cat(grown, 1)}
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.net.embed(tokens, self.target).to(self.net.prefix.device, self.net.prefix.dtype)

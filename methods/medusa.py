@@ -21,9 +21,10 @@ from specbench.decoding.tree import Tree, arange, walk
 from specbench.decoding.verify import Verdict
 from specbench.models.checkpoint import Checkpoint, open_checkpoint
 from specbench.models.device import send
-from specbench.models.drafts import open_heads
+from specbench.models.drafts import open_heads, quantised
 from specbench.models.fixed_pass import Tensors
 from specbench.models.medusa import INSIDE, only_heads, open_medusa
+from specbench.models.quantize import Quantize
 from specbench.models.target import Target
 
 
@@ -36,6 +37,8 @@ class Medusa(LearnedDrafter):
         posterior: greedy, the lossless rules at any temperature; or typical, the official rule for temperatures
             above 0, which is not lossless: see `typical`.
         epsilon, alpha: for `typical`; as the official generate() sets them.
+        draft.quantize: what all layers of the heads are quantised to, those to the vocabulary too, which hold most of
+            their weights: none, int8, int4 or fp8.
     """
 
     taps = ("final",)
@@ -49,11 +52,13 @@ class Medusa(LearnedDrafter):
         posterior: Literal["greedy", "typical"] = "greedy",
         epsilon: float = 0.09,
         alpha: float = 0.3,
+        quantize: Quantize = "none",
     ) -> None:
         checkpoint = _heads_for(target, draft)
         self.heads = open_medusa(checkpoint, target)
-        super().__init__(target, self.heads, checkpoint.identity("Medusa heads"))
-        self.tree = named(tree).narrow(self.heads.out.shape[1]).clip(len(self.heads))
+        who = quantised(self.heads, checkpoint.identity("Medusa heads"), quantize, target)
+        super().__init__(target, self.heads, who)
+        self.tree = named(tree).narrow(self.heads.vocab).clip(len(self.heads))
         self.posterior, self.epsilon, self.alpha = posterior, epsilon, alpha
         self.lossless = posterior == "greedy"
         self.max_nodes = self.tree.width

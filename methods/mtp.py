@@ -13,11 +13,12 @@ import torch
 from specbench.decoding.context import Context, Layout
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.draft_length import K, draft_length
-from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.learned import LearnedDrafter, column_of
 from specbench.decoding.method import Request
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.drafts import quantised
+from specbench.models.fixed_pass import Tensors
 from specbench.models.mtp import open_mtp
 from specbench.models.quantize import Quantize
 from specbench.models.target import Target
@@ -33,7 +34,7 @@ class Mtp(LearnedDrafter):
     Options:
         draft: a folder or Hub id that holds the layers; the target's own without it.
         k: tokens proposed a round, or auto; 0 is one a layer.
-        quantize: what the layers' linear layers are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what the layers' linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     taps = ("final",)
@@ -83,7 +84,7 @@ class Mtp(LearnedDrafter):
         wanted = self.length.wanted(budgets)
         if not any(wanted):
             return [Draft()] * len(budgets)
-        tokens = self._chain(wanted)
+        tokens = self._chain(wanted, self.depth(max(wanted), self.length.uncut(wanted)))
         return self.length.proposed(
             [Draft(tokens[row, :n]) if n else Draft() for row, n in enumerate(wanted)]
         )
@@ -105,40 +106,52 @@ class Mtp(LearnedDrafter):
         self._states = joined.gather(1, source)
         self._counts = [n + m for n, m in zip(again, counts, strict=True)]
 
-    def _chain(self, wanted: list[int]) -> torch.Tensor:
-        """Drafts int64 `[B, max(wanted)]`, of which `wanted[b]` are real."""
+    def _chain(self, wanted: list[int], steps: int) -> torch.Tensor:
+        """Drafts int64 `[B, steps]`, of which `wanted[b]` are wanted."""
         counts = [n if want else 0 for n, want in zip(self._counts, wanted, strict=True)]
         self._context.rewind([len(text) - 1 - n for text, n in zip(self._texts, self._counts, strict=True)])
-        ids, ends = self._last_tokens(counts)
-        rows = torch.arange(len(wanted), device=ids.device)
-        states = self._states[:, : ids.shape[1]]
-        at = self._context.extend(ids.shape[1], counts)
-        tokens: list[torch.Tensor] = []
-        for step in range(max(wanted)):
-            layer = min(step, self.layers - 1)
-            if step < self.layers:
-                states = self._run(layer, ids, states, at)
-                state = states[rows, ends]
-            else:  # the last layer once more, on its own state and its own token
-                at = self._context.extend(1, [int(want > step) for want in wanted])
-                state = self._run(layer, tokens[-1][:, None], state[:, None], at)[:, 0]
-            tokens.append(self.net.logits(layer, state).argmax(-1))
-            # The next layer reads one token further on: the text's, and at the end what was just drafted.
-            ids = ids.roll(-1, 1).scatter(1, ends[:, None], tokens[-1][:, None])
+        tokens = self._last_tokens(counts)
+        given = {"tokens": tokens, "states": self._states[:, : tokens.shape[1]]}
+        layers = min(steps, self.layers)
+        along = partial(self._along_text, layers)
+        found = self.feed(("text", layers), self._context, along, counts, given, fixed=not self._first)
         self._first = False
-        return torch.stack(tokens, 1)
+        drafts, further = found["drafts"][:, 0], steps - layers
+        if not further:
+            return drafts
+        given = {"token": drafts[:, -1:], "state": found["state"], "start": self._context.starts()}
+        beyond = partial(self._beyond, further)
+        more = self.fixed(("beyond", further), beyond, given, self._context.reach(further))
+        return torch.cat([drafts, more["drafts"]], 1)
 
-    def _run(self, layer: int, tokens: torch.Tensor, hidden: torch.Tensor, at: Layout) -> torch.Tensor:
-        """`MtpNet.run`, by a pass of fixed shape where that serves: prompts are of every length."""
-        if self._first:
-            return self.net.run(layer, tokens, hidden, at)
-        net = partial(self.net.run, layer)
-        return self.fixed_pass(("layer", layer), net, at, tokens=tokens, hidden=hidden)
+    def _along_text(self, layers: int, inputs: Tensors, at: Layout, last: torch.Tensor) -> Tensors:
+        """What the first so many layers draft, `[B, 1, layers]`, and the last one's state behind it `[B, 1, H]`."""
+        tokens, states = inputs["tokens"], inputs["states"]
+        drafts: list[torch.Tensor] = []
+        for layer in range(layers):
+            if layer:
+                # Each layer reads one token further on: the text's, and at the end what was just drafted.
+                tokens = tokens.roll(-1, 1).scatter(1, last[:, None], drafts[-1][:, None])
+                tokens = torch.where(at.slots > 0, tokens, tokens[:, :1])  # padding goes on as column 0 does
+            states = self.net.run(layer, tokens, states, at)
+            state = column_of(states, last)
+            drafts.append(self.net.logits(layer, state).argmax(-1))
+        return {"drafts": torch.stack(drafts, 1)[:, None], "state": state[:, None]}
 
-    def _last_tokens(self, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last `counts[b]` tokens of each text, int64 `[B, W]`, right-padded; each last one's column `[B]`."""
+    def _beyond(self, steps: int, inputs: Tensors, length: int) -> Tensors:
+        """What the last layer drafts `[B, steps]` on its own state and its own token, again and again."""
+        layer, token, state = self.layers - 1, inputs["token"], inputs["state"]
+        drafts: list[torch.Tensor] = []
+        for step in range(steps):
+            depth = torch.full_like(token, step)
+            at = self._context.layout(depth, None, None, step, inputs["start"], length)
+            state = self.net.run(layer, token, state, at)
+            token = self.net.logits(layer, state[:, 0]).argmax(-1)[:, None]
+            drafts.append(token)
+        return {"drafts": torch.cat(drafts, 1)}
+
+    def _last_tokens(self, counts: list[int]) -> torch.Tensor:
+        """The last `counts[b]` tokens of each text, int64 `[B, W]`, right-padded."""
         width = max(counts)
         lines = [text[len(text) - n :] for text, n in zip(self._texts, counts, strict=True)]
-        table = [line + [0] * (width - len(line)) + [max(len(line) - 1, 0)] for line in lines]
-        packed = send(table, self.net.device)
-        return packed[:, :width], packed[:, width]
+        return send([line + [0] * (width - len(line)) for line in lines], self.net.device)

@@ -32,7 +32,7 @@ class Pard(LearnedDrafter):
     Options:
         draft: the PARD draft, any REF a target may be; its config has a `pard_token`.
         k: tokens proposed a round, or auto.
-        quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
+        draft.quantize: what the draft's linear layers are quantised to: none, int8, int4 or fp8.
     """
 
     def __init__(

@@ -2,14 +2,14 @@
 # Every check that needs a GPU, in under nine minutes and without a network: `make gpu`.
 #
 # Works from a checkout that is not installed, on Python with torch, transformers, pandas, scipy, matplotlib, typer,
-# rich, psutil and jinja2. Results go to results/reference/<gpu>/, reports to reports/reference/<gpu>/: one of each
-# run, one of all together, table.md (one page) and log.txt. A step that fails or has no time left is said, and the
-# rest goes on; the exit code is 1 if one failed.
+# rich, psutil and jinja2; optional: torchao, for the quantised runs. Results go to results/reference/<gpu>/, reports to
+# reports/reference/<gpu>/: one of each run, one of all together, table.md (one page) and log.txt. A step that fails or
+# has no time left is said, and the rest goes on; the exit code is 1 if one failed.
 #
 # Variables: PYTHON; SPECBENCH_GPU_DEVICE (cuda), _DTYPE (bfloat16), _TARGET, _MOE and _SMALL (targets), _TEXT (a target
 # with trained weights; SmolLM2 where its weights are in the Hub's cache), _LIMIT (questions a task), _TOKENS (new
-# ones), _BATCHES, _COMPILE (0: no run with --compile), _NAME (of the folders), _SECONDS (for everything), _OUTPUT
-# (where results/ and reports/ are made).
+# ones), _BATCHES (the largest first: it is measured even if time runs out), _COMPILE (0: no run with --compile), _NAME
+# (of the folders), _SECONDS (for everything), _OUTPUT (where results/ and reports/ are made).
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -19,9 +19,9 @@ dtype=${SPECBENCH_GPU_DTYPE:-bfloat16}
 target=${SPECBENCH_GPU_TARGET:-random:llama-8b}
 moe=${SPECBENCH_GPU_MOE:-random:olmoe-1b-7b}
 small=${SPECBENCH_GPU_SMALL:-random:smollm2-135m}
-limit=${SPECBENCH_GPU_LIMIT:-8}
+limit=${SPECBENCH_GPU_LIMIT:-6}
 tokens=${SPECBENCH_GPU_TOKENS:-128}
-batches=${SPECBENCH_GPU_BATCHES:-4,16}
+batches=${SPECBENCH_GPU_BATCHES:-16,4}
 compile=${SPECBENCH_GPU_COMPILE:-1}
 seconds=${SPECBENCH_GPU_SECONDS:-450}
 smollm2=${HF_HOME:-$HOME/.cache/huggingface}/hub/models--HuggingFaceTB--SmolLM2-135M-Instruct
@@ -54,6 +54,7 @@ step() {
 }
 
 # measure NAME SHARE ARGUMENT…: a run whose blocks end in time for its report; what it has is kept.
+# Its budget begins when the models are loaded; a --time-budget among the arguments is taken instead.
 measure() {
   local run=$1 share=$2
   shift 2
@@ -63,9 +64,24 @@ measure() {
   [ -f "$results/$run/manifest.json" ] && runs+=("$run")
 }
 
+# afford SECONDS WHAT: whether so many are left; if not, say that WHAT is left out.
+afford() {
+  [ $((seconds - SECONDS)) -ge "$1" ] && return
+  echo "less than $1 s left: the $2 run is left out"
+  return 1
+}
+
+# can SCHEME: whether models can be quantised so here; if not, say why.
+can() {
+  "$python" -c "import sys, torch; from specbench.models.quantize import unavailable
+sys.exit(unavailable('$1', torch.device('$device')))" && return
+  echo "the quantised-$1 run is left out"
+  return 1
+}
+
 oracles=(--method oracle:rate=0.8,k=4 --method oracle:rate=0.8,k=8 --method oracle:rate=0.8,k=16
   --method oracle:rate=0.8,k=8,tree=60)
-random=(--task chat --ignore-eos --max-new-tokens "$tokens" --no-text)
+random=(--task code --ignore-eos --max-new-tokens "$tokens" --no-text)
 
 step doctor 20 doctor --strict
 step roofline 15 roofline --target "$target" --device "$device" --dtype "$dtype" --tau 3.4 --draft-tokens 8 \
@@ -77,29 +93,27 @@ measure graphs-float32 15 --target "$small" --dtype float32 --graphs auto --limi
 step graphs-against-eager 20 compare eager-float32 graphs-float32 --results "$results" --metric tau --identical
 measure dense 50 --target "$target" --dtype "$dtype" --limit "$limit" "${random[@]}" "${oracles[@]}" \
   --method vanilla --method eagle3:draft=random --method hf-generate
-measure batches 50 --target "$target" --dtype "$dtype" --limit 16 --batch-size "$batches" "${random[@]}" \
-  --method oracle:rate=0.8,k=4 --method oracle:rate=0.8,k=8
+measure batches 55 --target "$target" --dtype "$dtype" --limit 16 --batch-size "$batches" "${random[@]}" \
+  "${oracles[@]}" --method eagle3:draft=random
+if [ "$compile" = 0 ]; then
+  echo "SPECBENCH_GPU_COMPILE=0: the compiled run is left out"
+elif afford 160 compiled; then # compiling alone takes a minute or more, and counts in the budget
+  measure compiled 65 --target "$target" --dtype "$dtype" --compile --limit 2 "${random[@]}" \
+    --method oracle:rate=0.8,k=8 --time-budget "$(((seconds - SECONDS) * 55 / 100))s"
+fi
 measure mixture 60 --target "$moe" --dtype "$dtype" --limit "$limit" "${random[@]}" \
   --method oracle:rate=0.8,k=4 --method oracle:rate=0.8,k=8
-if [ -n "$text" ]; then
-  measure text 90 --target "$text" --limit 2 --max-new-tokens "$tokens" --method prompt-lookup --method hf-prompt-lookup --method hf-generate
-else
+for scheme in int8 fp8; do
+  if afford 30 "quantised-$scheme" && can "$scheme"; then
+    measure "quantised-$scheme" 60 --target "$small" --quantize "$scheme" --limit 1 "${random[@]}" \
+      --method oracle:rate=0.8,k=8
+  fi
+done
+if [ -z "$text" ]; then
   echo "no trained weights here (SPECBENCH_GPU_TEXT): the text run is left out"
-fi
-
-if "$python" -c "import torchao" 2>/dev/null; then
-  measure quantised 40 --target "$small" --quantize int8 --limit 1 "${random[@]}" --method oracle:rate=0.8,k=8
-else
-  echo "no torchao here: the quantised run is left out"
-fi
-
-if [ "$compile" = 0 ]; then
-  echo "SPECBENCH_GPU_COMPILE=0: the run with --compile is left out"
-elif [ $((seconds - SECONDS)) -ge 120 ]; then # compiling alone takes half of it
-  measure compiled 95 --target "$small" --dtype "$dtype" --compile --limit 2 "${random[@]}" \
-    --method oracle:rate=0.8,k=8
-else
-  echo "less than two minutes left: the run with --compile is left out"
+elif afford 30 text; then
+  measure text 90 --target "$text" --limit 2 --max-new-tokens "$tokens" --method prompt-lookup \
+    --method hf-prompt-lookup --method hf-generate
 fi
 
 seconds=$((SECONDS + 60 + seconds / 20)) # reports are always made

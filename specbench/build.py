@@ -72,7 +72,7 @@ def labels(methods: Sequence[str]) -> list[tuple[str, Spec]]:
         spec = parse_spec(text)
         _check(spec)
         label = AGAIN if spec.name == VANILLA else spec.label
-        if label in {known for known, _ in found}:
+        if (spec.name, spec.parameters) in [(known.name, known.parameters) for _, known in found[1:]]:
             raise SpecbenchError(f"method {spec.label} is given twice", "give each method once")
         found.append((label, spec))
     return found

@@ -21,7 +21,6 @@ from specbench.conversation import check_prompt, render
 from specbench.decoding.method import Request
 from specbench.measure.memory import measure_memory
 from specbench.measure.sampler import throttled
-from specbench.models.passes import held_bytes
 from specbench.plan import Block, in_order
 from specbench.store import RunStore, Trial, by_key
 from specbench.trial import Instruments, Measured, agreement, blank, generate, rows_of, seed_of
@@ -165,11 +164,15 @@ class Runner:
             peak, before = reading["peak_bytes"], reading["before_bytes"]
             reading["weights_bytes"], reading["draft_weights_bytes"] = own, drafter
             reading["kv_bytes"] = named.method.kv_bytes()
-            reading["graph_bytes"] = held_bytes() if self.target.device.type == "cuda" else None
             reading["peak_bytes"] = None if peak is None or before is None else own + max(0, peak - before)
         except Exception:  # noqa: BLE001 - a plug-in may raise anything
             return None
         return reading
+
+    def _memory_with_graphs(self, named: Named, size: int) -> dict[str, int | None] | None:
+        """What the memory pass read, and what graphs hold after a trial: they are made all through a run."""
+        reading = self.memory.get((named.label, size))
+        return None if reading is None else {**reading, "graph_bytes": named.method.graph_bytes()}
 
     def _untimed(self, named: Named, batch: Batch) -> Measured:
         request = self._request(batch, named)
@@ -217,7 +220,7 @@ class Runner:
                 order=order,
                 attempt=attempt,
                 stop=self._stop,
-                memory=self.memory.get((label, batch.block.batch_size)),
+                memory=self._memory_with_graphs(named, batch.block.batch_size),
             )
             disturbed = _disturbance(measured)
             for row in rows[label]:

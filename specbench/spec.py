@@ -23,13 +23,15 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, first_line
 
-ALSO_WRITTEN = {"draft.quantize": "quantize"}  # what a method has to quantise is its draft
+WRITTEN = {
+    "quantize": "draft.quantize"
+}  # what a method has to quantise is its draft; `quantize` alone is read too
 NOT_WRITTEN = "an option that can be given on the command line"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed SPEC: the method's name (or `file.py::Class`) and its options as written."""
+    """A parsed SPEC: the method's name (or `file.py::Class`) and its options, names and values as written."""
 
     name: str
     options: dict[str, str] = field(default_factory=dict)
@@ -40,6 +42,11 @@ class Spec:
         if not self.options:
             return self.name
         return self.name + ":" + ",".join(f"{key}={value}" for key, value in sorted(self.options.items()))
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The options under the names that the method's constructor has for them."""
+        return {parameter(key): value for key, value in self.options.items()}
 
 
 def parse_spec(text: str) -> Spec:
@@ -61,15 +68,24 @@ def parse_spec(text: str) -> Spec:
     for part in _split(tail, text):
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
-        key = ALSO_WRITTEN.get(key, key)
         if not equals or not key or not value:
             raise SpecbenchError(
                 f"option {part!r} of method {text!r} is not key=value", "write it as name:key=value,key=value"
             )
-        if key in options:
+        if parameter(key) in map(parameter, options):
             raise SpecbenchError(f"option {key!r} of method {text!r} is given twice", "give it once")
         options[key] = value.strip()
     return Spec(name, options)
+
+
+def parameter(key: str) -> str:
+    """The constructor's name for an option."""
+    return next((name for name, written in WRITTEN.items() if written == key), key)
+
+
+def written(name: str) -> str:
+    """How the constructor's parameter `name` is written in a SPEC."""
+    return WRITTEN.get(name, name)
 
 
 def _split(text: str, whole: str) -> list[str]:
@@ -156,13 +172,14 @@ def convert_options(cls: type, spec: Spec) -> dict[str, Any]:
     known = options_of(cls)
     values = {}
     for key, text in spec.options.items():
-        if key not in known and takes_any_option(cls):
-            values[key] = _guessed(text)
-            continue
-        if key not in known:
-            listed = ", ".join(sorted(known)) or "none"
+        name = parameter(key)
+        if name in known:
+            values[name] = _convert(text, _kind(known[name]), key, spec)
+        elif takes_any_option(cls):
+            values[name] = _guessed(text)
+        else:
+            listed = ", ".join(sorted(map(written, known))) or "none"
             raise SpecbenchError(f"method {spec.name} has no option {key!r}", f"its options: {listed}")
-        values[key] = _convert(text, _kind(known[key]), key, spec)
     return values
 
 

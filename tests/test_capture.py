@@ -20,7 +20,7 @@ from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
 from specbench.errors import SpecbenchError
 from specbench.models.fixed_pass import CapturedPass, Results, Tensors
-from specbench.models.passes import Passes
+from specbench.models.passes import Passes, made
 from specbench.models.target import Target
 
 
@@ -147,6 +147,21 @@ def test_compiled_passes_give_the_same_tokens_and_taps(
         assert generate(DraftVerify(other, drafter), Request(prompts, 20))[0] == plain
     assert tapping.heard == {"layer:0", "final"}, "hooks that came after the first compilation"
     assert other._compiled is not None
+
+
+def test_a_trial_that_waited_for_a_compiler_is_one_that_paid(
+    llama: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()  # what other tests compiled
+    other = Target(llama.model).accelerate(compile=True)
+    method, request = DraftVerify(other, Drafter(other)), Request(tiny.prompts(1, VOCAB, seed=4), 5)
+    before = made()
+    generate(method, request)
+    assert made() > before
+    before = made()
+    generate(method, request)
+    assert made() == before
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(

@@ -99,12 +99,24 @@ def test_both_hear_everything() -> None:
 
 
 def test_what_holds_of_both_together() -> None:
-    first = Part(max_nodes=3, taps=("final", "embed"), weights_bytes=lambda: 5, kv_bytes=lambda: 7)
-    then = Part(max_nodes=60, taps=("layer:1", "final"), weights_bytes=lambda: 2, kv_bytes=lambda: 1)
+    first = Part(
+        max_nodes=3,
+        taps=("final", "embed"),
+        weights_bytes=lambda: 5,
+        kv_bytes=lambda: 7,
+        graph_bytes=lambda: 9,
+    )
+    then = Part(
+        max_nodes=60,
+        taps=("layer:1", "final"),
+        weights_bytes=lambda: 2,
+        kv_bytes=lambda: 1,
+        graph_bytes=lambda: 4,
+    )
     drafter = Cascade(None, first=first, then=then)
     assert drafter.taps == ("final", "embed", "layer:1")
     assert drafter.max_nodes == 63, "one's probes may ride beside the other's draft"
-    assert (drafter.weights_bytes(), drafter.kv_bytes()) == (7, 8)
+    assert (drafter.weights_bytes(), drafter.kv_bytes(), drafter.graph_bytes()) == (7, 8, 13)
     assert (drafter.lossless, drafter.warm, drafter.wants_answer, drafter.draft_identity()) == (
         True,
         False,

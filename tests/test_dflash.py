@@ -20,7 +20,7 @@ from tiny_dflash import SlowDFlash, write_draft
 
 from specbench.decoding.draft import Draft, Drafter
 from specbench.decoding.loop import DraftVerify
-from specbench.decoding.marginal_tree import best_first
+from specbench.decoding.marginal_tree import best_first, count_nodes
 from specbench.decoding.method import Request
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint import open_checkpoint
@@ -199,12 +199,12 @@ def test_best_first_equals_enumeration(nodes: int, peak: float) -> None:
     generator = torch.Generator().manual_seed(nodes)
     log_probs = (torch.randn(4, 3, 5, generator=generator, dtype=torch.double) * peak).log_softmax(-1)
     depths = [3, 0, 1, 2]
-    tokens, parents, counts = best_first(log_probs, nodes, depths)
+    tokens, parents = best_first(log_probs, nodes, depths)
     for row, depth in enumerate(depths):
         every = itertools.chain(*(itertools.product(range(5), repeat=d) for d in range(1, depth + 1)))
         score = {path: sum(log_probs[row, d, t].item() for d, t in enumerate(path)) for path in every}
         expected = sorted(score, key=lambda path: -score[path])[:nodes]
-        count = counts[row]
+        count = count_nodes(nodes, 5, depth)
         assert count == min(nodes, sum(5**d for d in range(1, depth + 1)))
         assert paths(tokens[row, :count].tolist(), parents[row, :count].tolist()) == expected
 
@@ -212,9 +212,9 @@ def test_best_first_equals_enumeration(nodes: int, peak: float) -> None:
 def test_best_first_puts_parents_first_where_all_are_equally_likely() -> None:
     certain = torch.full((1, 60, 3), -torch.inf)
     certain[..., 1] = 0.0
-    tokens, parents, counts = best_first(certain, 60, [60])
+    tokens, parents = best_first(certain, 60, [60])
     assert paths(tokens[0].tolist(), parents[0].tolist()) == [(1,) * depth for depth in range(1, 61)]
-    assert counts == [60]
+    assert count_nodes(60, 3, 60) == 60
 
 
 # -- lossless --------------------------------------------------------------------------------------------------

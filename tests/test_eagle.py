@@ -189,7 +189,9 @@ def test_equal_scores_never_part_a_node_from_its_parent() -> None:
         return torch.tensor([40.0, 0, 0, 0]).expand(*tokens.shape, 4), hidden
 
     logits = torch.tensor([[40.0, 0, 0, 0]])
-    (draft,) = tree.grow(logits, torch.zeros(1, 2), sure, lambda ids: ids, [9])
+    limits = torch.tensor(tree.limits([9], 4))
+    nodes = tree.nodes_of(logits, torch.zeros(1, 2), sure, lambda ids: ids, 3, limits)
+    (draft,) = tree.drafts(*nodes, [9], 4)
     assert draft.parents.tolist()[:2] == [-1, -1]
     assert all(parent < node for node, parent in enumerate(draft.parents.tolist()))
     # Seen in order: the root's children, then the children of each; the sure path is 0, 0, 0.

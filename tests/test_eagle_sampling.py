@@ -12,7 +12,7 @@ import test_exactness
 import tiny
 import torch
 
-from specbench.decoding.sampling import Sampling, draw_distinct
+from specbench.decoding.sampling import Sampling, drawn_distinct, exponentials
 
 Eagle1, Eagle2, Eagle3 = (
     getattr(importlib.import_module(f"specbench.methods.{name}"), name.capitalize())
@@ -69,7 +69,8 @@ def test_draws_without_replacement() -> None:
     """The joint distribution of two draws, and the q each says it was drawn from."""
     p = torch.tensor([0.5, 0.3, 0.2, 0.0])
     rows = 20_000
-    tokens, q = draw_distinct(p.expand(1, rows, 4), 4, [torch.Generator().manual_seed(0)], [True])
+    noise = exponentials(rows, 4, [torch.Generator().manual_seed(0)], [rows])
+    tokens, q = drawn_distinct(p.expand(1, rows, 4), 4, noise)
     assert all(len(set(row)) == 4 for row in tokens[0].tolist())
     for first in range(3):
         for second in range(3):

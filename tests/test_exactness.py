@@ -15,7 +15,7 @@ import torch
 from specbench.decoding.draft import Draft, Drafter
 from specbench.decoding.loop import DraftVerify
 from specbench.decoding.method import Request
-from specbench.decoding.sampling import Sampling, draw, probabilities
+from specbench.decoding.sampling import Sampling, draw, drawn, exponentials, probabilities
 from specbench.measure.clock import NullClock
 from specbench.models.target import Target
 
@@ -247,3 +247,11 @@ def test_a_row_draws_by_its_own_generator() -> None:
     both = draw(p, [torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)], [3, 2])
     alone = draw(p[1:, :2], [torch.Generator().manual_seed(2)], [2])
     assert both[1].tolist() == [*alone[0].tolist(), 0]
+
+
+def test_draws_by_exponential_variates_are_the_same_draws() -> None:
+    p, counts = torch.randn(2, 5, 300).softmax(-1), [5, 2]
+    generators = [[torch.Generator().manual_seed(seed) for seed in (1, 2)] for _ in range(2)]
+    noise = exponentials(5, 300, generators[0], counts)
+    assert torch.equal(drawn(p, noise), draw(p, generators[1], counts))
+    assert [g.get_state().tolist() for g in generators[0]] == [g.get_state().tolist() for g in generators[1]]

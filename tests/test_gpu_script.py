@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ if argv[0] == "run":
     (folder / "manifest.json").write_text("{{}}")
 print("said", argv[0])
 """
-RUNS = ["eager-float32", "graphs-float32", "dense", "batches", "mixture", "text", "quantised", "compiled"]
+FLOATS, QUANTISED = ["eager-float32", "graphs-float32"], ["quantised-int8", "quantised-fp8"]
+RUNS = [*FLOATS, "dense", "batches", "compiled", "mixture", *QUANTISED, "text"]
+ON_A_CPU = {*RUNS} - {"compiled", "quantised-fp8"}
 
 
 def gpu(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -56,6 +59,14 @@ def test_every_command_of_the_script_exists(tmp_path: Path) -> None:
     assert [words[words.index("--name") + 1] for words in seen if words[0] == "run"] == RUNS
     for words in seen:
         check(words)
+    runs = {words[words.index("--name") + 1]: words for words in seen if words[0] == "run"}
+    for name in ("dense", "batches"):
+        methods = [word for before, word in pairwise(runs[name]) if before == "--method"]
+        for wanted in ("k=4", "k=8", "k=16", "tree=60", "eagle3:draft=random"):
+            assert any(method.endswith(wanted) for method in methods), (name, wanted)
+    assert "16,4" in runs["batches"]
+    targets = {tuple(runs[name][runs[name].index("--target") :][:4]) for name in ("dense", "compiled")}
+    assert len(targets) == 1, "both in one dtype, to stand side by side"
     (gate,) = [words for words in seen if words[0] == "compare"]
     assert "--identical" in gate
     assert (tmp_path / "reports/reference/here/table.md").read_text() == "said report\n"
@@ -75,14 +86,14 @@ def test_a_step_that_fails_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
 def test_compiling_is_left_out_where_it_may_not_fit(tmp_path: Path, variables: dict[str, str]) -> None:
     done, seen = stubbed(tmp_path, **variables)
     assert done.returncode == 0, done.stdout
-    assert "the run with --compile is left out" in done.stdout
+    assert "the compiled run is left out" in done.stdout
     assert not any("--compile" in words for words in seen)
 
 
 def test_nothing_is_quantised_without_the_library(tmp_path: Path) -> None:
     done, seen = stubbed(tmp_path, BARE="1")
     assert done.returncode == 0, done.stdout
-    assert "no torchao here: the quantised run is left out" in done.stdout
+    assert all(f"the {run} run is left out" in done.stdout for run in QUANTISED)
     assert not any("--quantize" in words for words in seen)
 
 
@@ -156,8 +167,9 @@ def test_all_of_it_on_a_cpu_from_a_checkout_that_is_not_installed(tmp_path: Path
     )
     assert done.returncode == 0, done.stdout
     results, reports = tmp_path / "results/reference/here", tmp_path / "reports/reference/here"
-    assert {path.parent.name for path in results.glob("*/trials.jsonl")} == set(RUNS[:-1])
-    assert all((reports / run / "report.html").is_file() for run in (*RUNS[:-1], "eager-float32+6"))
+    assert {path.parent.name for path in results.glob("*/trials.jsonl")} == ON_A_CPU
+    assert all((reports / run / "report.html").is_file() for run in (*ON_A_CPU, "eager-float32+6"))
+    assert "it needs a CUDA device, and this is a cpu\nthe quantised-fp8 run is left out" in done.stdout
     assert "eagle3" in (reports / "table.md").read_text()
     assert "experts a layer" in (reports / "eager-float32+6" / "report.md").read_text()
     manifest = json.loads((results / "dense" / "manifest.json").read_text())

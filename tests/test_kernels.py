@@ -115,3 +115,13 @@ def test_the_packed_copy_counts_as_memory(target: Target) -> None:
     plain = tiny.llama(seed=1).weights_bytes()
     layers = [layer for layer in target.model.modules() if isinstance(layer, kernels.PackedLinear)]
     assert target.weights_bytes() == plain + sum(layer.weight.nbytes for layer in layers)
+
+
+def test_a_compiler_is_shown_torchs_own_product(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no other; and what packs weights for it, if it wants that, is its own business."""
+    monkeypatch.setattr(kernels, "_packed", lambda *_: pytest.fail("packed under a compiler"))
+    layer = target.model.model.layers[0].mlp.down_proj
+    assert isinstance(layer, kernels.PackedLinear)
+    x = torch.randn(1, 3, layer.in_features)
+    compiled = torch.compile(lambda x: layer(x), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight))

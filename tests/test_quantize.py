@@ -1,4 +1,4 @@
-"""`--quantize` and `quantize=`: the right numbers, still lossless, counted as stored, refused where it cannot be."""
+"""`--quantize` and `draft.quantize=`: the right numbers, still lossless, counted as stored, or refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from test_loop import generate, hf_greedy
-from test_mtp import mtp_weights
+from test_mtp import CONFIGS, mtp_weights, write_target
+from test_pard import write_pard
+from tiny_dflash import write_draft
 from tiny_folder import Workplace, save_folder, specbench
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MixtralConfig
@@ -227,6 +229,69 @@ def test_quantised_hydra_heads(scheme: str) -> None:
     assert left == {f"heads.{head}.out" for head in range(4)}
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantised_medusa_heads(scheme: str) -> None:
+    target = tiny.llama(VOCAB, seed=1, hidden=64)
+    state = heads.medusa_state(target, 3, 2)
+    made = heads.checkpoint(state)
+    whole, small = (method("medusa", "Medusa", target, draft=made, quantize=q) for q in ("none", scheme))
+    lossless_and_smaller(target, whole, small, scheme)
+
+    by_hand = {
+        key: round_trip(tensor, scheme) if tensor.dim() == 2 else tensor for key, tensor in state.items()
+    }
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    expected = method("medusa", "Medusa", target, draft=heads.checkpoint(by_hand)).heads.logits(hidden)
+    torch.testing.assert_close(small.heads.logits(hidden), expected, atol=2e-4, rtol=1e-4)
+    assert not any(type(layer) is torch.nn.Linear for layer in small.heads.modules()), "to the vocabulary too"
+
+    matrices = [tensor for tensor in state.values() if tensor.dim() == 2]
+    weights, outputs = sum(m.numel() for m in matrices), sum(len(m) for m in matrices)
+    saved = whole.weights_bytes() - small.weights_bytes()
+    assert saved == fewer_bytes(scheme, weights, outputs)
+    assert "; biases are not quantised" in small.draft_identity()["notes"][-1]
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_medusa_heads_in_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "unavailable", lambda scheme, device: None)
+    target = Target(tiny.llama(VOCAB, seed=1, hidden=64).model.to(torch.bfloat16))
+    state = heads.medusa_state(target, 3)
+    whole, small = (
+        method("medusa", "Medusa", target, draft=heads.checkpoint(state), quantize=q) for q in ("none", "fp8")
+    )
+    assert scheme_of(small.heads) == "fp8"
+    assert small.weights_bytes() < whole.weights_bytes()
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    plain, made = (drafter.heads.logits(hidden).float() for drafter in (whole, small))
+    assert 0 < (plain - made).norm() / plain.norm() < 0.1, "three bits of mantissa"
+
+
+@pytest.mark.parametrize("markov", ["", "vanilla", "gated", "rnn"])
+def test_quantised_block_drafts(tmp_path: Path, markov: str) -> None:
+    target = tiny.llama(VOCAB, seed=1, hidden=64)
+    made = str(write_draft(tmp_path, target, markov=markov))
+    whole, small = (method("dflash", "DFlash", target, draft=made, quantize=q) for q in ("none", "int8"))
+    lossless_and_smaller(target, whole, small, "int8")
+    assert not any(type(layer) is torch.nn.Linear for layer in small.net.modules())
+
+
+def test_a_quantised_pard_draft(tmp_path: Path) -> None:
+    target = tiny.llama(VOCAB, seed=1)
+    made = write_pard(tmp_path, VOCAB)
+    whole, small = (method("pard", "Pard", target, draft=made, quantize=q) for q in ("none", "int8"))
+    lossless_and_smaller(target, whole, small, "int8")
+
+
+def test_mtp_layers_with_experts_are_not_quantised(tmp_path: Path) -> None:
+    folder = write_target(tmp_path, CONFIGS["deepseek"], 1)
+    target = Target(load(str(folder)).model)
+    with pytest.raises(SpecbenchError) as caught:
+        method("mtp", "Mtp", target, draft=str(folder), quantize="int8")
+    assert caught.value.message.startswith("int8: the experts of a MtpNet are no linear layers")
+    assert caught.value.hint.startswith("leave the option out, or")
+
+
 @pytest.mark.parametrize("of_the_target", ["none", "int8"])
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_quantised_mtp_layers(tmp_path: Path, scheme: str, of_the_target: str) -> None:
@@ -254,16 +319,19 @@ def test_a_draft_shares_the_targets_weights_only_if_they_are_the_same(tmp_path: 
 # -- counted as stored ---------------------------------------------------------------------------------------
 
 
+def fewer_bytes(scheme: str, weights: int, outputs: int) -> int:
+    """Than float32 has: int8 keeps a scale an output, and a zero point that is always 0; int4 two numbers a group."""
+    if scheme == "int8":
+        return 3 * weights - 5 * outputs
+    return 4 * weights - weights // 2 - 8 * weights // quantize.GROUP
+
+
 def test_bytes_are_counted_as_stored() -> None:
     plain = tiny.llama(VOCAB, seed=1)
     layers = [m for m in plain.model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
     weights, outputs = sum(m.weight.numel() for m in layers), sum(m.out_features for m in layers)
-    saved = {
-        "int8": 3 * weights - 5 * outputs,  # a scale, and a zero point that is always 0
-        "int4": 4 * weights - weights // 2 - 8 * weights // quantize.GROUP,
-    }
-    for scheme, fewer in saved.items():
-        target = quantised(scheme)
+    for scheme in ("int8", "int4"):
+        target, fewer = quantised(scheme), fewer_bytes(scheme, weights, outputs)
         assert module_bytes(plain.model) - module_bytes(target.model) == fewer
         assert parameters(target.model) == parameters(plain.model) == plain.model.num_parameters()
         before, after = architecture(plain), architecture(target)
@@ -424,7 +492,8 @@ def place(make_place: Any) -> Workplace:
 
 def test_a_run_of_each(place: Workplace) -> None:
     draft = f"draft-model:draft={place.target},k=3"
-    lookup = ["--method", "prompt-lookup", "--method", draft, "--method", f"{draft},quantize=int8", "--json"]
+    small = f"draft-model:draft={place.target},draft.quantize=int8,k=3"
+    lookup = ["--method", "prompt-lookup", "--method", draft, "--method", small, "--json"]
     rows = {}
     for name in ("none", "int8"):
         result = place.run(*lookup, "--quantize", name, name=name)
@@ -435,14 +504,14 @@ def test_a_run_of_each(place: Workplace) -> None:
     assert none["vanilla"]["weights_bytes"] > int8["vanilla"]["weights_bytes"]
     # The target as its own draft costs nothing and is always right; quantised apart, it is neither.
     for made, same, other in (
-        (none, draft, f"{draft},quantize=int8"),
-        (int8, f"{draft},quantize=int8", draft),
+        (none, draft, small),
+        (int8, small, draft),
     ):
         assert made[same]["weights_bytes"] == made["vanilla"]["weights_bytes"] < made[other]["weights_bytes"]
         assert made[same]["tau"]["point"] >= made[other]["tau"]["point"]
     manifest = place.manifest("int8")
     assert manifest["target"]["quantization"] == "int8"
-    assert manifest["drafters"][f"{draft},quantize=int8"]["quantization"] == "int8"
+    assert manifest["drafters"][small]["quantization"] == "int8"
     assert manifest["versions"]["torchao"]
 
     compared = specbench("compare", "none", "int8", "--results", place.results)
@@ -464,7 +533,7 @@ def test_a_run_of_each(place: Workplace) -> None:
         (["--quantize", "int3"], "unknown quantisation 'int3'"),
         (["--quantize", "fp8"], "no fp8 on cpu"),
         (["--quantize", "int4", "--dtype", "float16"], "int4 computes in bfloat16 or float32"),
-        (["--method", "draft-model:quantize=int5"], "quantize=int5 of draft-model is not"),
+        (["--method", "draft-model:draft.quantize=int5"], "option draft.quantize=int5 of draft-model is not"),
         (["--quantize", "int8", "--engine", "llama.cpp"], "--quantize int8 is for specbench's own loop"),
     ],
 )

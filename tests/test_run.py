@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_every_row_has_the_fields_of_the_schema(run: Workplace) -> None:
         assert row["finish"] == ("eos" if row["output_ids"][-1] == 2 else "length")
         assert row["text"] is not None
         assert row["memory"]["weights_bytes"] > 0
+        assert row["memory"]["graph_bytes"] is None, "no GPU: unknown, and not 0"
         assert row["cpu_s"] > 0
 
 
@@ -240,3 +242,19 @@ def test_categories_and_ids_reach_the_rows(place: Workplace, tmp_path: Path) -> 
     assert place.run("--task", task, "--method", "prompt-lookup", name="categories").code == 0
     found = {(row["task"], row["question"], row["category"]) for row in place.rows("categories")}
     assert found == {("named_task", "7", "x"), ("named_task", "8", "y")}
+
+
+def test_graphs_are_counted_after_each_trial_and_the_most_is_shown(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = count(1)
+    monkeypatch.setattr("specbench.decoding.loop.DraftVerify.graph_bytes", lambda self: 1000 * next(held))
+    result = place.run("--method", "prompt-lookup", "--json", name="graphs")
+    assert result.code == 0, result.err
+    for row in json.loads(result.out)["rows"]:
+        own = [trial for trial in place.rows("graphs") if trial["method"] == row["method"]]
+        readings = [trial["memory"]["graph_bytes"] for trial in own]
+        assert len(set(readings)) == len(readings) > 1, "each trial has one of its own"
+        if row["task"] == "overall":
+            counted = [trial["memory"]["graph_bytes"] for trial in own if trial["excluded"] is None]
+            assert row["graph_bytes"] == max(counted)

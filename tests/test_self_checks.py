@@ -99,7 +99,8 @@ def test_a_draft_network_that_is_never_captured_does_not(monkeypatch: pytest.Mon
 def test_passes_that_say_something_else_do_not() -> None:
     class Wrong(FixedPass):
         def run(self) -> Tensors:
-            return {name: tensor.flip(-1) for name, tensor in super().run().items()}
+            outputs = super().run().items()  # a tree of wrong nodes would be refused by the loop
+            return {name: t.flip(-1) if t.is_floating_point() else t for name, t in outputs}
 
     assert not any(check.passed for check in check_graphs("cpu", Wrong, new=8))
 

@@ -50,7 +50,8 @@ class Typed(Drafter):
         ("vanilla", "vanilla", {}),
         (" m:b=2 , a=1 ", "m:a=1,b=2", {"a": "1", "b": "2"}),
         ("m:max-depth=2", "m:max_depth=2", {"max_depth": "2"}),
-        ("m:draft.quantize=int8", "m:quantize=int8", {"quantize": "int8"}),
+        ("m:draft.quantize=int8", "m:draft.quantize=int8", {"draft.quantize": "int8"}),
+        ("m:quantize=int8", "m:quantize=int8", {"quantize": "int8"}),
         ("m:draft.k=5", "m:draft.k=5", {"draft.k": "5"}),
         ("m:draft=org/name:x", "m:draft=org/name:x", {"draft": "org/name:x"}),
         ("c:first=(p:k=5,n=2),k=1", "c:first=(p:k=5,n=2),k=1", {"first": "(p:k=5,n=2)", "k": "1"}),
@@ -76,6 +77,7 @@ def test_parsing(text: str, label: str, options: dict[str, str]) -> None:
         ("m:=1", "is not key=value"),
         ("m:k=", "is not key=value"),
         ("m:k=1,k=2", "'k' of method 'm:k=1,k=2' is given twice"),
+        ("m:quantize=int8,draft.quantize=int8", "'draft.quantize' of method"),
         ("m:f=(p:k=1", "parentheses do not match"),
         ("m:f=p)", "parentheses do not match"),
     ],
@@ -104,6 +106,30 @@ def test_options_become_what_the_constructor_asks_for() -> None:
 def test_only_quantize_may_be_said_of_the_draft() -> None:
     with pytest.raises(SpecbenchError, match=r"method t has no option 'draft\.k'"):
         convert_options(Typed, parse_spec("t:draft.k=5"))
+
+
+class Quantised:
+    def __init__(self, target: object, *, quantize: Literal["none", "int8"] = "none", k: int = 1) -> None: ...
+
+
+@pytest.mark.parametrize("spelling", ["draft.quantize", "quantize"])
+def test_what_of_the_draft_is_quantised_is_said_as_it_was_written(spelling: str) -> None:
+    spec = parse_spec(f"q:{spelling}=int8")
+    assert spec.label == f"q:{spelling}=int8"
+    assert convert_options(Quantised, spec) == {"quantize": "int8"}
+    with pytest.raises(SpecbenchError) as caught:
+        convert_options(Quantised, parse_spec(f"q:{spelling}=int9"))
+    assert caught.value.message.startswith(f"option {spelling}=int9 of q is not")
+    assert caught.value.hint.startswith(f"give {spelling} as")
+    with pytest.raises(SpecbenchError) as caught:
+        convert_options(Quantised, parse_spec("q:draft.quantise=int8"))
+    assert caught.value.message == "method q has no option 'draft.quantise'"
+    assert caught.value.hint == "its options: draft.quantize, k"
+
+
+def test_a_method_in_two_spellings_is_given_twice() -> None:
+    with pytest.raises(SpecbenchError, match=r"hydra:draft\.quantize=int8 is given twice"):
+        labels(["hydra:quantize=int8", "hydra:draft.quantize=int8"])
 
 
 @pytest.mark.parametrize(

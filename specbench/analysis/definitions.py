@@ -122,8 +122,9 @@ DEFINITIONS = {
     "weights_bytes": "Bytes of the weights of target and drafter.",
     "draft_weights_bytes": "Of these the drafter's own.",
     "kv_bytes": "Bytes of the key-value caches of target and drafter.",
-    "graph_bytes": "Bytes that CUDA graphs hold while none runs, in the untimed memory pass over one prompt (the "
-    "timed run holds more of them): inputs, outputs and what capturing reserved.",
+    "graph_bytes": "Most bytes that CUDA graphs held at the end of one of the method's trials: those of the target, "
+    "which all methods make and share, and those of the method's own drafter; inputs, outputs and what capturing "
+    "reserved, while none runs.",
     "peak_bytes": "Most bytes held while generating alone with the target: weights plus what the generation added.",
     "memory_overhead_bytes": "Peak bytes - vanilla's peak bytes.",
     "joules_per_token": "Σ joules of the GPU / Σ output tokens, over the batches whose energy is known.",

@@ -75,7 +75,7 @@ def _excluded(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
         cure = {
             "contended": "something else used the processor: close it, or give fewer --threads",
             "throttled": "the clock was lowered: let it cool, or lock the clocks (see `specbench doctor`)",
-            "captured": "a CUDA graph was captured meanwhile: nothing to do, or --warmup 2 to have them sooner",
+            "captured": "a CUDA graph or compiled code was made meanwhile: nothing to do, or --warmup 2",
         }.get(str(reason), "see `specbench doctor`")
         yield warning("excluded", message, cure, run)
 

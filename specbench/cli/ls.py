@@ -65,13 +65,13 @@ def _targets() -> list[dict[str, Any]]:
 
 
 def _methods() -> list[dict[str, Any]]:
-    from specbench.spec import find_method, method_names, options_of, summary_line
+    from specbench.spec import find_method, method_names, options_of, summary_line, written
 
     rows = []
     for name in method_names():
         cls = find_method(name)
         options = [
-            option if p.default is p.empty or p.default is None else f"{option}={_spelled(p.default)}"
+            written(option) + ("" if p.default in (p.empty, None) else f"={_spelled(p.default)}")
             for option, p in options_of(cls).items()
         ]
         lossless = "lossless" if getattr(cls, "lossless", True) else "lossy"

@@ -104,6 +104,9 @@ class Combined(Drafter):
     def kv_bytes(self) -> int:
         return sum(part.kv_bytes() for part in self.parts)
 
+    def graph_bytes(self) -> int:
+        return sum(part.graph_bytes() for part in self.parts)
+
 
 def joined(identities: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """One identity for several; None for none."""

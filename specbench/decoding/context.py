@@ -64,14 +64,27 @@ class Context:
         column = arange(width, self.model.device)
         live = None if min(counts) == width else column < send(counts, column.device)[:, None]
         at = self.layout(column.expand(len(counts), -1), live)
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.grow(counts)
         return at
+
+    def grow(self, counts: list[int]) -> None:
+        """`counts[b]` more tokens a row are committed."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def places(self, width: int, start: torch.Tensor, count: torch.Tensor, read: int) -> Layout:
+        """What `extend` says, of numbers that are on the device: `start` and `count` int64 `[B, 1]`, `read` slots.
+
+        Padding stands where column 0 does, and looks at what that looks at.
+        """
+        column = arange(width, start.device)
+        live = column < count
+        return self.layout(torch.where(live, column, 0), live, start=start, read=read)
 
     def occupy(self, width: int, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Commit `counts[b]` tokens a row in a pass that only writes: its positions and slots, `[B, width]`."""
         start, count = send([self.lengths, counts], self.model.device)[..., None]
         column = arange(width, self.model.device)
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        self.grow(counts)
         positions = start + column
         return positions, torch.where(column < count, positions + 1, 0)
 

@@ -164,3 +164,7 @@ class Drafter:
     def kv_bytes(self) -> int:
         """Bytes of key-value cache the drafter holds beyond the target's."""
         return 0
+
+    def graph_bytes(self) -> int:
+        """Bytes that the CUDA graphs of the drafter's own network hold now."""
+        return 0

@@ -55,6 +55,10 @@ class DraftLength:
         self.drafted = [0] * len(budgets)
         return [min(length, budget) for length, budget in zip(self.lengths, budgets, strict=True)]
 
+    def uncut(self, wanted: Sequence[int]) -> int:
+        """The most that a row that wants any would propose if no budget were short."""
+        return max(length for length, want in zip(self.lengths, wanted, strict=True) if want)
+
     def proposed(self, drafts: list[Draft]) -> list[Draft]:
         """`drafts`, taken down: what is learned from are a drafter's own proposals, and others may draft too."""
         self.drafted = [len(draft) for draft in drafts]

@@ -7,6 +7,7 @@ accepted tokens are fed again with what the target made of them, and what the tr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,9 +15,8 @@ import torch
 from specbench.decoding.context import Cached, Context, Layout
 from specbench.decoding.draft import Draft, Outcome
 from specbench.decoding.growth import DynamicTree
-from specbench.decoding.learned import LearnedDrafter
+from specbench.decoding.learned import LearnedDrafter, column_of
 from specbench.decoding.method import Request
-from specbench.decoding.tree import arange
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.device import send
 from specbench.models.drafts import open_heads, quantised
@@ -68,7 +68,7 @@ class FeatureDrafter(LearnedDrafter):
         super().__init__(target, net, who, net.cache)
         self.net: FeatureNet = net
         self.kind, self.taps = self.net.kind, self.net.taps
-        self._out: torch.Tensor | None = None  # of each row's last verified token, `[B, h]`
+        self._out: torch.Tensor | None = None  # of each row's last verified token, `[B, 1, h]`
 
     def notes(self, kind: str) -> list[str]:
         """What a reader of the results should know of a draft of this kind."""
@@ -113,20 +113,22 @@ class FeatureDrafter(LearnedDrafter):
     def _feed(self, tokens: list[list[int]], outcome: Outcome) -> None:
         """Store each row's new tokens with the target's hidden states; keep what comes out after the last."""
         counts = [len(row) for row in tokens]
-        width = max(counts)
-        taps = {name: outcome.along_path(tap)[:, :width] for name, tap in outcome.taps.items()}
-        device = self.net.device
+        width, device = max(counts), self.net.device
+        taps = {name: outcome.along_path(outcome.taps[name])[:, :width].to(device) for name in self.taps}
         padded = send([row + [0] * (width - len(row)) for row in tokens], device)
-        features = self.net.features(taps)
-        if not outcome.prefill:
-            out = self._pass(padded, features, self._context.extend(width, counts))
-        elif self.net.window is None:
+        inputs = {"tokens": padded, **taps}
+        if outcome.prefill and self.net.window is None:
             self._context.rewind(counts)
-            out = self.net(padded, features, None)
+            fed = self._continue(inputs, None, send([max(n - 1, 0) for n in counts], device))
         else:
-            out = self.net(padded, features, self._context.extend(width, counts))
-        last = send([max(n - 1, 0) for n in counts], device)
-        self._out = out[arange(len(counts), device), last]
+            new = not outcome.prefill
+            fed = self.feed("pass", self._context, self._continue, counts, inputs, fixed=new)
+        self._out = fed["out"]
+
+    def _continue(self, inputs: Tensors, at: Layout | None, last: torch.Tensor) -> Tensors:
+        features = self.net.features({name: inputs[name] for name in self.taps})
+        out = self.net(inputs["tokens"], features, at)
+        return {"out": column_of(out, last)[:, None]}
 
     def allowed(self, budgets: Sequence[int]) -> list[int]:
         """How deep each row may draft: its budget, cut where the network's positions end."""
@@ -136,7 +138,13 @@ class FeatureDrafter(LearnedDrafter):
         ]
 
     def expand(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, visible: torch.Tensor, level: int
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        visible: torch.Tensor,
+        level: int,
+        start: torch.Tensor,
+        read: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass over T nodes of one level of a tree, all of them at the same position.
 
@@ -145,19 +153,16 @@ class FeatureDrafter(LearnedDrafter):
             hidden: `[B, T, h]`, from the pass of their parents.
             visible: bool `[B, T, earlier + T]`, the nodes of this tree that each attends to.
             level: of these nodes, 0 for children of the root.
+            start, read: of the context, see `Context.layout`.
 
         Returns:
             logits `[B, T, D]` and hidden `[B, T, h]` for their children.
         """
         depth = torch.full_like(tokens, level)
         live = torch.ones_like(tokens, dtype=torch.bool)
-        at = self._context.layout(depth, live, visible, earlier=visible.shape[-1] - tokens.shape[1])
-        out = self._pass(tokens, hidden, at)
+        at = self._context.layout(depth, live, visible, visible.shape[-1] - tokens.shape[1], start, read)
+        out = self.net(tokens, hidden, at)
         return self.net.logits(out), self.net.feedback(out)
-
-    def _pass(self, tokens: torch.Tensor, hidden: torch.Tensor, at: Layout) -> torch.Tensor:
-        """The network's outputs `[B, T, h]`, by a pass of fixed shape where that serves."""
-        return self.fixed_pass("pass", self.net, at, tokens=tokens, hidden=hidden)
 
 
 class DynamicDrafter(FeatureDrafter):
@@ -192,32 +197,23 @@ class DynamicDrafter(FeatureDrafter):
         if not any(allowed):
             return [Draft()] * len(budgets)
         assert self._out is not None, "propose comes after observe"
-        if any(
-            0 < deep <= self.tree.depth for deep in allowed
-        ):  # near an end: some rows may not go all the way
-            return self.tree.grow(*self._begin(self._out), self.expand, self.net.to_target, allowed)
-        inputs = {"out": self._out[:, None], "start": self._context.starts()}
-        grown = self.fixed("tree", self._whole_tree, inputs, self._context.reach(self.scratch))
+        deepest = self.depth(max(allowed), self.tree.depth + 1)
+        limits = send(self.tree.limits(allowed, self.net.vocab), self.net.device)
+        inputs = {"out": self._out, "limits": limits[:, None], "start": self._context.starts()}
+        grow = partial(self._grow, deepest)
+        grown = self.fixed(("tree", deepest), grow, inputs, self._context.reach(self.scratch))
         return self.tree.drafts(grown["tokens"], grown["parents"], allowed, self.net.vocab)
 
-    def _begin(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits `[B, D]` for the root's children, and the hidden state `[B, h]` that goes in with each of them."""
-        return self.net.logits(out[:, None])[:, 0], self.net.feedback(out)
-
-    def _whole_tree(self, inputs: Tensors, length: int) -> Tensors:
-        """Trees as deep as they go, of every row and in one go: tokens and parents, int64 `[B, n]` each."""
-
-        def expand(
-            tokens: torch.Tensor, hidden: torch.Tensor, visible: torch.Tensor, level: int
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            depth = torch.full_like(tokens, level)
-            live = torch.ones_like(tokens, dtype=torch.bool)
-            earlier = visible.shape[-1] - tokens.shape[1]
-            at = self._context.layout(depth, live, visible, earlier, inputs["start"], length)
-            out = self.net(tokens, hidden, at)
-            return self.net.logits(out), self.net.feedback(out)
-
-        budgets = [self.tree.depth + 1] * len(inputs["out"])
-        begin = self._begin(inputs["out"][:, 0])
-        tokens, parents = self.tree.nodes_of(*begin, expand, self.net.to_target, budgets)
+    def _grow(self, deepest: int, inputs: Tensors, length: int) -> Tensors:
+        """Trees of every row in one go: tokens and parents, int64 `[B, n]` each."""
+        out = inputs["out"]
+        expand = partial(self.expand, start=inputs["start"], read=length)
+        tokens, parents = self.tree.nodes_of(
+            self.net.logits(out)[:, 0],
+            self.net.feedback(out)[:, 0],
+            expand,
+            self.net.to_target,
+            deepest,
+            inputs["limits"][:, 0],
+        )
         return {"tokens": tokens, "parents": parents}

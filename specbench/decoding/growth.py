@@ -16,7 +16,6 @@ import torch
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.tree import MOST_NODES, arange
-from specbench.models.device import send
 
 # Of total_token, depth and top_k: far above what pays, and all of it can be held at once.
 RANGES = ((2, MOST_NODES), (0, 64), (1, 256))
@@ -65,20 +64,6 @@ class DynamicTree:
         """Nodes seen down to `depth`."""
         return 0 if depth < 1 else top_k + (depth - 1) * top_k**2
 
-    def grow(
-        self,
-        logits: torch.Tensor,
-        hidden: torch.Tensor,
-        expand: Expand,
-        ids: Callable[[torch.Tensor], torch.Tensor],
-        budgets: Sequence[int],
-    ) -> list[Draft]:
-        """One tree a row, at most `budgets[row]` deep. For the arguments see `nodes_of`."""
-        if max(budgets) < 1:
-            return [Draft()] * len(budgets)
-        tokens, parents = self.nodes_of(logits, hidden, expand, ids, budgets)
-        return self.drafts(tokens, parents, budgets, logits.shape[-1])
-
     def drafts(
         self, tokens: torch.Tensor, parents: torch.Tensor, budgets: Sequence[int], vocab: int
     ) -> list[Draft]:
@@ -88,11 +73,13 @@ class DynamicTree:
             Draft(tokens[row, :n], None if k == 1 else parents[row, :n], deepest=self.depth + 1, siblings=k)
             if n
             else Draft()
-            for row, n in enumerate(self._counts(budgets, k))
+            for row, (_, n) in enumerate(self.limits(budgets, vocab))
         ]
 
-    def _counts(self, budgets: Sequence[int], k: int) -> list[int]:
-        return [min(self.total - 1, self.candidates(min(b, self.depth + 1), k)) for b in budgets]
+    def limits(self, budgets: Sequence[int], vocab: int) -> list[list[int]]:
+        """Of each row: how many of the nodes seen it may choose from, the first ones, and how many it gets."""
+        seen = [self.candidates(min(b, self.depth + 1), min(self.top_k, vocab)) for b in budgets]
+        return [[n, min(self.total - 1, n)] for n in seen]
 
     def nodes_of(
         self,
@@ -100,18 +87,19 @@ class DynamicTree:
         hidden: torch.Tensor,
         expand: Expand,
         ids: Callable[[torch.Tensor], torch.Tensor],
-        budgets: Sequence[int],
+        deepest: int,
+        limits: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and parents int64 `[B, n]` of the nodes of each row's tree, as many as its budget allows.
+        """Tokens and parents int64 `[B, n]` of the nodes of each row's tree, as many as its limits allow.
 
         Args:
             logits: `[B, D]`, for the children of the root.
             hidden: `[B, h]`, what goes in with each of them.
             expand: one pass over a level, see `Expand`.
             ids: target ids of draft ids.
-            budgets: how deep each row may go, one of them at least 1.
+            deepest: how deep trees are grown, 1 to `depth` + 1.
+            limits: int64 `[B, 2]`, see the method of that name.
         """
-        deepest = min(max(budgets), self.depth + 1)
         k = min(self.top_k, logits.shape[-1])
         scores, guesses = _best(logits, k)
         tokens = ids(guesses)
@@ -137,23 +125,18 @@ class DynamicTree:
             hidden = out.gather(1, above[..., None].expand(-1, -1, out.shape[-1]))
             inherited = visible.gather(1, above[..., None].expand(-1, -1, visible.shape[-1]))
             visible = torch.cat([inherited, alone], -1)
-        return self._prune(seen, k, budgets)
+        return self._prune(seen, limits)
 
-    def _prune(self, seen: _Seen, k: int, budgets: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _prune(self, seen: _Seen, limits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best nodes of each row, in the order in which they were seen."""
         tokens, scores, parents = (torch.cat(part, 1) for part in (seen.tokens, seen.scores, seen.parents))
-        width = tokens.shape[1]
-        allowed = [self.candidates(min(b, len(seen.tokens)), k) for b in budgets]
-        counts = self._counts(budgets, k)
-        most = max(counts)
-        if min(allowed) < width:
-            within = send(allowed, tokens.device)[:, None]
-            scores = scores.masked_fill(arange(width, tokens.device) >= within, float("-inf"))
+        allowed, count = limits[:, :1], limits[:, 1:]
+        width, device = tokens.shape[1], tokens.device
+        most = min(self.total - 1, width)
+        scores = scores.masked_fill(arange(width, device) >= allowed, float("-inf"))
         # Stable, so that of equals the earlier seen comes first: no node is kept without its parent.
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :most]
-        if min(counts) < most:
-            within = send(counts, tokens.device)[:, None]
-            kept = kept.masked_fill(arange(most, tokens.device) >= within, width)
+        kept = kept.masked_fill(arange(most, device) >= count, width)
         kept = kept.sort(-1).values
         where = kept.clamp(max=width - 1)
         above = parents.gather(1, where)

@@ -8,16 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench.decoding.context import Layout
+from specbench.decoding.context import Context, Layout
 from specbench.decoding.draft import Drafter
 from specbench.decoding.method import Request
+from specbench.decoding.tree import arange
 from specbench.measure.memory import module_bytes
 from specbench.models.buckets import buckets
 from specbench.models.cache import SlotCache
-from specbench.models.fixed_pass import SLOTS, Compute, Tensors
+from specbench.models.device import send
+from specbench.models.fixed_pass import Compute, Tensors
 from specbench.models.identity import ModelIdentity
 from specbench.models.passes import Passes
 from specbench.models.target import Target
+
+# Inputs `[B, T, …]`, where the pass over them writes and looks, and each row's last column, int64 `[B]`, that is no
+# padding (0 where there is none): outputs.
+Feed = Callable[[Tensors, Layout, torch.Tensor], Tensors]
 
 
 class LearnedDrafter(Drafter):
@@ -51,6 +57,9 @@ class LearnedDrafter(Drafter):
     def kv_bytes(self) -> int:
         return 0 if self._cache is None else self._cache.nbytes()
 
+    def graph_bytes(self) -> int:
+        return self.passes.nbytes()
+
     def release(self) -> None:
         if self._cache is not None:
             self._cache.release()
@@ -75,26 +84,51 @@ class LearnedDrafter(Drafter):
         """`compute(inputs, length)` in a pass of fixed shape, where that serves: see `Passes.run`."""
         return self.passes.run(variant, self._version, compute, inputs, length, bucket=bucket)
 
-    def fixed_pass(
-        self, variant: Hashable, net: Callable[..., torch.Tensor], at: Layout, **inputs: torch.Tensor
-    ) -> torch.Tensor:
-        """`net(**inputs, at=at)` `[B, T, …]`, likewise.
+    def feed(
+        self,
+        variant: Hashable,
+        context: Context,
+        compute: Feed,
+        counts: list[int],
+        inputs: Tensors,
+        fixed: bool = True,
+    ) -> Tensors:
+        """Commit `counts[b]` tokens a row in one causal pass, `compute(inputs, at, last)`, likewise.
 
         Args:
-            net: the same function whenever `variant` is the same.
-            at: with the mask of one layer type.
-            inputs: `[B, T, …]` each.
+            context: of the network's cache.
+            compute: see `Feed`. What it gives is `[B, 1, …]`: padding is cut off.
+            inputs: `[B, T, …]` each, right-padded.
+            fixed: whether a fixed shape may serve: prompts are of every length.
         """
-        ((kind, mask),) = at.masks.items()
-        names = tuple(inputs)
+        name, source = next(iter(inputs.items()))
+        if self.passes.off is not None or not fixed:
+            at = context.extend(source.shape[1], counts)
+            return compute(inputs, at, send([max(n - 1, 0) for n in counts], source.device))
+        start, count = send([context.lengths, counts], source.device)[..., None]
 
-        def compute(given: Tensors, _length: int) -> Tensors:
-            place = Layout(given["positions"], given[SLOTS], {kind: given["mask"]})
-            return {"out": net(**{name: given[name] for name in names}, at=place)}
+        def whole(given: Tensors, length: int) -> Tensors:
+            begin, number = given["start"][:, :1], given["count"][:, :1]
+            at = context.places(given[name].shape[1], begin, number, length)
+            return compute(given, at, (number[:, 0] - 1).clamp(min=0))
 
-        given = {**inputs, "positions": at.positions, SLOTS: at.slots, "mask": mask}
-        return self.fixed(variant, compute, given, mask.shape[-1], bucket=True)["out"]
+        given = {**inputs, "start": start, "count": count}
+        found = self.fixed(variant, whole, given, context.reach(source.shape[1]), bucket=True)
+        context.grow(counts)
+        return found
+
+    def depth(self, needed: int, whole: int) -> int:
+        """How deep to draft where `needed` is the deepest that any row may go.
+
+        By passes of fixed shape always as deep as the `whole` draft, so that near an end no others come up.
+        """
+        return min(needed, whole) if self.passes.off is not None else whole
 
     @property
     def _version(self) -> int:
         return 0 if self._cache is None else self._cache.version
+
+
+def column_of(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Of `states` `[B, T, H]`, each row's at its column of `columns` int64 `[B]`: `[B, H]`."""
+    return states[arange(len(columns), columns.device), columns]

@@ -53,6 +53,11 @@ class DraftVerify(Method):
     def kv_bytes(self) -> int:
         return self.target.cache.nbytes() + self.drafter.kv_bytes()
 
+    def graph_bytes(self) -> int | None:
+        if self.target.device.type != "cuda":
+            return None
+        return self.target.passes.nbytes() + self.drafter.graph_bytes()
+
     def generate(self, request: Request, clock: Clock) -> Iterator[Round]:
         if self._prepared is not request:
             self.prepare(request)

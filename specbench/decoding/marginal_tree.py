@@ -13,9 +13,7 @@ import torch
 from specbench.models.device import send
 
 
-def best_first(
-    log_probs: torch.Tensor, nodes: int, depths: list[int]
-) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+def best_first(log_probs: torch.Tensor, nodes: int, depths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The `nodes` most probable prefixes of each row, most probable first. Reads nothing from the device.
 
     Args:
@@ -24,40 +22,48 @@ def best_first(
         depths: how deep each row's tree may be, at most D (0: no tree).
 
     Returns:
-        tokens and parents int64 `[B, N]` (parents before children, -1 = the root), and how many of the N nodes
-        each row has.
+        tokens and parents int64 `[B, N]`, parents before children, -1 = the root; each row has the first of these
+        nodes, as many as `count_nodes` says.
     """
     rows, deepest, vocab = log_probs.shape
+    deepest = min(deepest, max(depths, default=0))
     best, token = log_probs.topk(min(nodes, vocab), dim=-1)
-    cut = send(depths, log_probs.device)[:, None]
+    cut = send(depths, log_probs.device)[:, None] if min(depths, default=0) < deepest else None
     score = log_probs.new_zeros(rows, 1)
     scores: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     parents: list[torch.Tensor] = []
     sizes: list[int] = []
     first = -1  # where the level before begins
-    for depth in range(min(deepest, max(depths, default=0))):
+    for depth in range(deepest):
         branches = best.shape[-1]
         ahead = (score[..., None] + best[:, depth, None]).flatten(1)
         score, index = ahead.topk(min(nodes, ahead.shape[1]), dim=1)
-        scores.append(torch.where(depth < cut, score, -torch.inf))
+        scores.append(score if cut is None else torch.where(depth < cut, score, -torch.inf))
         tokens.append(token[:, depth].gather(1, index % branches))
         parents.append(first + index // branches)
         first = sum(sizes)
         sizes.append(score.shape[1])
     if not sizes:
         empty = torch.empty(rows, 0, dtype=torch.long, device=log_probs.device)
-        return empty, empty, [0] * rows
-    counts = [min(nodes, sum(sizes[:depth])) for depth in depths]
+        return empty, empty
     # Stable: of equals the shallower comes first, so that no node is ranked before its parent.
-    order = torch.cat(scores, 1).sort(dim=1, descending=True, stable=True).indices[:, : max(counts)]
-    return torch.cat(tokens, 1).gather(1, order), _renumber(torch.cat(parents, 1), order), counts
+    order = torch.cat(scores, 1).sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+    return torch.cat(tokens, 1).gather(1, order), _renumber(torch.cat(parents, 1), order)
+
+
+def count_nodes(nodes: int, vocab: int, depth: int) -> int:
+    """How many of `nodes` a tree has that may be so deep."""
+    level, seen = 1, 0
+    for _ in range(depth):
+        level = min(nodes, level * min(nodes, vocab))
+        seen += level
+    return min(nodes, seen)
 
 
 def _renumber(parents: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Parents by rank instead of by candidate; -1 stays."""
-    place = torch.zeros(len(parents), parents.shape[1] + 1, dtype=torch.long, device=parents.device)
+    place = parents.new_full((len(parents), parents.shape[1] + 1), -1)
     ranks = torch.arange(order.shape[1], device=order.device).expand_as(order)
     place.scatter_(1, order + 1, ranks)
-    place[:, 0] = -1
     return place.gather(1, parents.gather(1, order) + 1)

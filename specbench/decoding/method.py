@@ -110,3 +110,10 @@ class Method:
     def kv_bytes(self) -> int | None:
         """Bytes of key-value cache held, the target's included; None if unknown."""
         return None
+
+    def graph_bytes(self) -> int | None:
+        """Bytes that the CUDA graphs of the drafter and the target hold now; None if unknown, or without a GPU.
+
+        The target's are shared by all methods: those made for one serve the others.
+        """
+        return None

@@ -38,7 +38,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.top_p < 1:
         ordered, index = scores.sort(dim=-1, descending=False)
         beyond = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - sampling.top_p
-        beyond[..., -1] = False  # the likeliest token always stays, whatever top_p is
+        beyond[..., -1:].fill_(False)  # the likeliest token always stays, whatever top_p is
         scores = scores.masked_fill(beyond.scatter(-1, index, beyond), float("-inf"))
     return scores.softmax(dim=-1)
 
@@ -56,23 +56,42 @@ def draw(probs: torch.Tensor, generators: Sequence[torch.Generator], counts: Seq
     return tokens
 
 
-def draw_distinct(
-    probs: torch.Tensor, count: int, generators: Sequence[torch.Generator], drawing: Sequence[bool]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """A token of each distribution of `probs` `[…, V]`, by exponential variates `[…, V]`: int64 `[…]`.
+
+    The largest of p / (an exponential variate) is a draw from p, which is how `torch.multinomial` draws one. A pass
+    of fixed shape can draw so: the variates come in, and it need not know the rows' generators.
+    """
+    return (probs / noise).argmax(-1)
+
+
+def exponentials(
+    width: int, vocab: int, generators: Sequence[torch.Generator], counts: Sequence[int]
+) -> torch.Tensor:
+    """`counts[b]` times `vocab` exponential variates by `generators[b]`, then infinity: float `[B, width, vocab]`."""
+    noise = torch.empty(len(generators), width, vocab, device=generators[0].device)
+    for row, (generator, count) in enumerate(zip(generators, counts, strict=True)):
+        if count:
+            noise[row, :count].exponential_(generator=generator)
+        if count < width:
+            noise[row, count:].fill_(float("inf"))
+    return noise
+
+
+def drawn_distinct(probs: torch.Tensor, count: int, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`count` different tokens of each distribution of `probs` `[B, P, V]`, drawn one after the other.
 
-    Only rows of `drawing` draw, each by its own generator; what the others get is arbitrary. The largest of
-    p / (an exponential variate), in order, are draws without replacement (Efraimidis and Spirakis 2006).
+    The largest of p / (an exponential variate), in order, are draws without replacement (Efraimidis and Spirakis
+    2006).
+
+    Args:
+        noise: exponential variates `[B, P, V]`; where they are infinite, what is drawn is arbitrary.
 
     Returns:
         int64 `[B, P, count]`, and the distribution each was drawn from, earlier ones removed, `[B, P, count, V]`.
         Where fewer than `count` tokens have a probability, the rest are arbitrary, of a distribution of their own.
     """
-    noise = torch.ones_like(probs)
-    for row, (generator, draws) in enumerate(zip(generators, drawing, strict=True)):
-        if draws:
-            noise[row].exponential_(generator=generator)
-    tokens = (probs / noise.clamp_(min=torch.finfo(noise.dtype).tiny)).topk(count, -1).indices
+    tokens = (probs / noise.clamp(min=torch.finfo(noise.dtype).tiny)).topk(count, -1).indices
     left, drawn_from = probs, []
     for rank in range(count):
         token = tokens[..., rank : rank + 1]

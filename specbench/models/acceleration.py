@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 import torch
@@ -50,3 +51,9 @@ def compiled(model: torch.nn.Module) -> Any:
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # taps are hooks, which come and go
     torch._dynamo.config.recompile_limit = MOST_COMPILATIONS
     return torch.compile(model, dynamic=True)
+
+
+def compilations() -> int:
+    """How often something was compiled in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # imported by the first one
+    return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]

@@ -34,7 +34,9 @@ class MarkovHead(nn.Module):
 
     def start(self, rows: int) -> torch.Tensor:
         """The state before a block's first step, `[B, R]` (only `rnn` changes it)."""
-        return self.markov_w2.weight.new_zeros(rows, self.rank)
+        return self.markov_w1.weight.new_zeros(
+            rows, self.rank
+        )  # of w2, a quantised tensor has no such method
 
     def step(
         self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
 from specbench.decoding.context import Layout
 from specbench.errors import SpecbenchError
@@ -27,6 +27,7 @@ from specbench.models.draft_net import DraftNet, Layer, LayerShape, RMSNorm, rea
 from specbench.models.fields import Fields
 from specbench.models.fill import fill, own_weight
 from specbench.models.fits import check_vocabulary
+from specbench.models.medusa import Head
 from specbench.models.rope import plain_frequencies, target_base
 from specbench.models.target import Target
 
@@ -59,32 +60,6 @@ class Prefix(DraftNet):
         return self.norm(self.layers[0](x, self.rope_at(positions), mask, self.cache))
 
 
-class Block(nn.Module):
-    """A residual block, x + silu(W x + b); the first narrows its input, and its x goes through a layer of its own."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, outputs)
-        self.res_connection = nn.Linear(inputs, outputs) if inputs != outputs else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.res_connection(x) + silu(self.linear(x))
-
-
-class HydraHead(nn.Module):
-    """The head that follows a path of `length` vectors: the prefix layer's output, the root's embedding, …"""
-
-    def __init__(self, length: int, blocks: int, hidden: int, vocab: int) -> None:
-        super().__init__()
-        inputs = [length * hidden] + [hidden] * (blocks - 1)
-        self.blocks = nn.Sequential(*(Block(size, hidden) for size in inputs))
-        self.out = nn.Linear(hidden, vocab)
-
-    def logits(self, path: torch.Tensor) -> torch.Tensor:
-        """Logits `[…, V]` after paths `[…, length · H]`."""
-        return self.out(self.blocks(path))
-
-
 class HydraNet(nn.Module):
     """The prefix layer, the heads in order, and the embeddings the heads read.
 
@@ -97,7 +72,10 @@ class HydraNet(nn.Module):
     def __init__(self, shape: LayerShape, heads: int, blocks: int, rows: int, vocab: int) -> None:
         super().__init__()
         self.prefix = Prefix(shape)
-        self.heads = nn.ModuleList(HydraHead(i + 2, blocks, shape.hidden_size, rows) for i in range(heads))
+        self.heads = nn.ModuleList(
+            Head((i + 2) * shape.hidden_size, shape.hidden_size, blocks, rows, bias=True)
+            for i in range(heads)
+        )
         self.vocab = min(rows, vocab)
         self.embeddings: nn.Parameter | None = None
 

@@ -11,44 +11,71 @@ configs on the Hub say two heads where the weights hold five.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import silu
 
 from specbench.models.checkpoint import Checkpoint
-from specbench.models.fill import check_no_others
+from specbench.models.fill import fill
 from specbench.models.fits import check_vocabulary
 from specbench.models.target import Target
 
 INSIDE = "medusa_head."  # where a whole model keeps its heads
 
 
+class ResidualBlock(nn.Module):
+    """x + silu(W x + b). One that narrows its input takes that x through a layer of its own."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.res_connection = nn.Linear(inputs, outputs) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.res_connection(x) + silu(self.linear(x))
+
+
+class Head(nn.Module):
+    """A few residual blocks, the first of which reads `inputs` numbers, and a linear layer to `vocab` logits."""
+
+    def __init__(self, inputs: int, hidden: int, blocks: int, vocab: int, bias: bool) -> None:
+        super().__init__()
+        widths = [inputs, *[hidden] * blocks]
+        self.blocks = nn.Sequential(*(ResidualBlock(n, hidden) for n in widths[:-1]))
+        self.out = nn.Linear(widths[-1], vocab, bias=bias)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits `[…, V]` for `x` `[…, inputs]`."""
+        return self.out(self.blocks(x))
+
+
 class MedusaHeads(nn.Module):
-    """N heads, stacked so that one batched product serves them all.
+    """`count` heads of `blocks` blocks each.
 
     Args:
-        blocks: weights `[N, H, H]` and biases `[N, 1, H]` of the residual blocks, first to last.
-        out: `[N, V, H]`; V may be the target's vocabulary without its padding.
+        rows: the vocabulary the heads were made for.
+        vocab: the target's, V; the two may differ by padding, and ids beyond the smaller one are not drafted.
     """
 
-    def __init__(self, blocks: list[tuple[torch.Tensor, torch.Tensor]], out: torch.Tensor) -> None:
+    def __init__(self, count: int, blocks: int, hidden: int, rows: int, vocab: int) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(weight, False) for weight, _ in blocks)
-        self.biases = nn.ParameterList(nn.Parameter(bias, False) for _, bias in blocks)
-        self.out = nn.Parameter(out, False)
+        self.heads = nn.ModuleList(Head(hidden, hidden, blocks, rows, bias=False) for _ in range(count))
+        self.vocab = min(rows, vocab)
 
     def __len__(self) -> int:
-        return len(self.out)
+        return len(self.heads)
 
     def logits(self, hidden: torch.Tensor, heads: int | None = None) -> torch.Tensor:
         """Logits `[B, heads, V]` of the first `heads` heads (None: all) for hidden states `[B, H]`."""
-        x = hidden.to(self.out).expand(len(self) if heads is None else heads, -1, -1)
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            x = x + silu(torch.baddbmm(bias[:heads], x, weight[:heads].mT))
-        return torch.bmm(x, self.out[:heads].mT).transpose(0, 1)
+        own = next(self.parameters())
+        x = hidden.to(own.device, own.dtype)
+        chosen: Iterator[Any] = islice(self.heads, heads)
+        return torch.stack([head.logits(x) for head in chosen], 1)[..., : self.vocab]
 
 
 def open_medusa(checkpoint: Checkpoint, target: Target) -> MedusaHeads:
@@ -58,27 +85,19 @@ def open_medusa(checkpoint: Checkpoint, target: Target) -> MedusaHeads:
         SpecbenchError: a missing, unknown or misshapen weight, or heads for another vocabulary.
     """
     checkpoint = only_heads(checkpoint)
-    found, blocks = _count(checkpoint.state)
-    hidden = target.config.hidden_size
+    count, blocks = _count(checkpoint.state)
+    hidden, vocab = target.config.hidden_size, target.vocab_size
     first = f"0.{blocks}.weight"
-    vocab = len(checkpoint.take(first, None, hidden)) if first in checkpoint.state else target.vocab_size
-    check_vocabulary(checkpoint.ref, first, vocab, target.vocab_size)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for block in range(blocks):
-        shapes |= {f"{block}.linear.weight": (hidden, hidden), f"{block}.linear.bias": (hidden,)}
-    shapes[f"{blocks}.weight"] = (vocab, hidden)
-    wanted = {f"{head}.{name}": shape for head in range(found) for name, shape in shapes.items()}
-    taken = {key: checkpoint.take(key, *shape) for key, shape in wanted.items()}
-    check_no_others(checkpoint, taken)
+    rows = len(checkpoint.take(first, None, hidden)) if first in checkpoint.state else vocab
+    check_vocabulary(checkpoint.ref, first, rows, vocab)
+    with torch.device("meta"):
+        net = MedusaHeads(count, blocks, hidden, rows, vocab)
 
-    def stacked(name: str) -> torch.Tensor:
-        rows = [taken[f"{head}.{name}"] for head in range(found)]
-        return torch.stack(rows).to(target.device, target.dtype)
+    def official(name: str) -> str:
+        return name.removeprefix("heads.").replace("blocks.", "").replace("out.", f"{blocks}.")
 
-    return MedusaHeads(
-        [(stacked(f"{b}.linear.weight"), stacked(f"{b}.linear.bias")[:, None]) for b in range(blocks)],
-        stacked(f"{blocks}.weight")[:, : target.vocab_size],
-    )
+    fill(net, checkpoint, device=target.device, dtype=target.dtype, key_of=official)
+    return net
 
 
 def only_heads(checkpoint: Checkpoint) -> Checkpoint:

@@ -23,12 +23,12 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from specbench.errors import SpecbenchError
+from specbench.models import packed
 from specbench.models.cache import SlotCache
 from specbench.models.checkpoint import Checkpoint, list_checkpoint, open_checkpoint
 from specbench.models.detect import expect
 from specbench.models.draft_net import DraftNet
 from specbench.models.fill import fill, own_weight
-from specbench.models.quantize import unquantised
 from specbench.models.target import Target
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def open_mtp(target: Target, draft: str | Checkpoint | None = None) -> tuple[Mtp
         expect(list_checkpoint(draft), ("mtp",), "mtp")
     if not isinstance(draft, Checkpoint):
         draft = open_checkpoint(*_folder(target, draft), mtp_prefixes(target))
+    _refuse_packed(draft)
     layouts = _layouts(draft, first)
     if not layouts:
         raise SpecbenchError(
@@ -77,8 +78,8 @@ def open_mtp(target: Target, draft: str | Checkpoint | None = None) -> tuple[Mtp
             f"model.layers.{first}.eh_proj.weight",
             "use a target that was trained with them, or name the folder that holds them with mtp:draft=FOLDER",
         )
-    _refuse_quantised(draft)
     net = MtpNet(target, len(layouts))
+    _refuse_packed_parts(net, target)
     fill(
         net,
         _fused(draft, net),
@@ -176,15 +177,26 @@ class _Layer(nn.Module):
 def _blank(module: nn.Module, target: Target) -> Any:
     """A copy of a target's module without its weights: they are on the meta device, and take no memory.
 
-    Of a quantised one it is what that was made from: checkpoints hold plain weights.
+    Its linear layers are torch's own, whatever multiplies in the target: its layers may be stored packed, quantised,
+    or changed for speed, and those that are still to come are stored plainly.
     """
     config = target.config
     stored = module.state_dict(keep_vars=True).values()
     memo: dict[int, Any] = {id(config): config}
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear) and type(layer).__module__.startswith("specbench."):
+            memo[id(layer)] = _plain(layer, layer.weight.dtype)
+        elif packed.is_packed(layer):
+            memo[id(layer)] = _plain(layer, target.dtype)
     for tensor in stored:
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
-    return unquantised(copy.deepcopy(module, memo))
+    return copy.deepcopy(module, memo)
+
+
+def _plain(layer: Any, dtype: torch.dtype) -> nn.Linear:
+    bias = getattr(layer, "bias", None) is not None
+    return nn.Linear(layer.in_features, layer.out_features, bias=bias, device="meta", dtype=dtype)
 
 
 def _folder(target: Target, draft: str | None) -> tuple[str, str | None]:
@@ -230,12 +242,30 @@ def _layouts(checkpoint: Checkpoint, first: int) -> list[_Keys]:
     return found
 
 
-def _refuse_quantised(checkpoint: Checkpoint) -> None:
-    narrow = next((k for k, v in checkpoint.state.items() if v.is_floating_point() and v.itemsize < 2), None)
-    if narrow is not None:
+def _refuse_packed(checkpoint: Checkpoint) -> None:
+    """Raise SpecbenchError if a checkpoint stores such layers packed."""
+    key = next((key for key, tensor in checkpoint.state.items() if not packed.is_plain(tensor)), None)
+    if key is None:
+        return
+    stored = packed.read(checkpoint.config)
+    how = f" ({stored.words})" if stored else ""
+    raise SpecbenchError(
+        f"{checkpoint.ref} stores its multi-token-prediction layers quantised{how}: {key} is "
+        f"{str(checkpoint.state[key].dtype).removeprefix('torch.')}",
+        "name a folder that holds them in bfloat16 or wider, such as what this was made from, with mtp:draft=FOLDER",
+    )
+
+
+def _refuse_packed_parts(net: nn.Module, target: Target) -> None:
+    """Raise SpecbenchError if something of the target that its prediction layers are made like, or use, is packed."""
+    name = target.identity.name if target.identity is not None else "the target"
+    part = next((part for part, tensor in net.state_dict().items() if not packed.is_plain(tensor)), None)
+    if part is None and packed.is_packed(target.lm_head):
+        part = "lm_head"
+    if part is not None:
         raise SpecbenchError(
-            f"{checkpoint.ref}: weight {narrow} is {checkpoint.state[narrow].dtype}, a quantised one",
-            "mtp needs a checkpoint whose weights are bfloat16 or wider",
+            f"mtp cannot draft for {name}: its {part.split('block.')[-1]} is kept quantised here",
+            "use a target whose experts and head are not, such as what it was made from",
         )
 
 

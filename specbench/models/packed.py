@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from specbench.errors import SpecbenchError
 
 if TYPE_CHECKING:
+    import torch
+
     from specbench.models.checkpoint import Weight
 
 # Method -> packages that transformers asks for; kernels of GPTQ and AWQ are gptqmodel's, no longer autoawq's.
@@ -111,6 +113,20 @@ def _stands_for(key: str, weight: Weight, stored: Packed | None) -> int:
     if ".weight." in key or leaf in BESIDE or leaf.endswith("_scales"):
         return 0
     return math.prod(weight.shape) if plain else weight.bytes * 8 // (stored.bits or 8)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers as they are, and not codes for them: floating point, of two bytes at least."""
+    return tensor.is_floating_point() and tensor.itemsize > 1
+
+
+def is_packed(layer: Any) -> bool:
+    """Whether a layer of a loaded model is a linear one whose weight is kept packed: what is there is no matrix."""
+    if not (hasattr(layer, "in_features") and hasattr(layer, "out_features")):
+        return False
+    weight = getattr(layer, "weight", None)
+    shape = (layer.out_features, layer.in_features)
+    return weight is None or not is_plain(weight) or tuple(weight.shape) != shape
 
 
 def check(packed: Packed, name: str, quantize: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from specbench.errors import first_line
+from specbench.models.acceleration import compilations
 from specbench.models.buckets import bucket_of
 from specbench.models.fixed_pass import WIDEST, CapturedPass, Compute, FixedPass, Results, Tensors
 
@@ -249,13 +250,8 @@ _everyone: weakref.WeakSet[Passes] = weakref.WeakSet()
 
 
 def made() -> int:
-    """Passes made in this process so far: a trial in which one was made paid for it."""
-    return Passes.made_by_all
-
-
-def held_bytes() -> int:
-    """Bytes that all models' passes hold now."""
-    return sum(each.nbytes() for each in _everyone)
+    """Passes made and models compiled in this process so far: a trial in which one was made paid for it."""
+    return Passes.made_by_all + compilations()
 
 
 def facts() -> list[dict[str, Any]]:
