@@ -23,9 +23,8 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, first_line
 
-WRITTEN = {
-    "quantize": "draft.quantize"
-}  # what a method has to quantise is its draft; `quantize` alone is read too
+# What a method has to quantise is its draft; `quantize` alone is read too.
+WRITTEN = {"quantize": "draft.quantize"}
 NOT_WRITTEN = "an option that can be given on the command line"
 
 
