@@ -29,7 +29,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else torch.get_num_threads())
     loaded = load("smollm2-135m@q4_1")
-    target = Target(loaded.model).pack(cache_folder(), print)
+    target = Target(loaded.model).fuse().pack(cache_folder(), print)
     prompt = list(range(100, 100 + PROMPT))
     target.reserve(1, 2 * PROMPT)
     target.prefill([prompt])
