@@ -23,10 +23,9 @@ from specbench.models.target import Target
 NEW, PROMPTS, VOCAB = 160, 2, 512
 DRAFTERS = ("vanilla", "chain", "tree", "eagle3")
 WIDTHS = (1, 5, 8, 13)  # of the passes whose logits are compared: whole buckets, and padded
-MOST_DIFFERENCE = {
-    "float32": 1e-3,
-    "bfloat16": 0.1,
-}  # of logits, over their spread; a wrong mask makes it 1 and more
+# Of logits, over their spread. A wrong mask makes it 1 and more; in bfloat16 another attention kernel, which is as
+# right, makes it 0.2 (measured on a CPU), and captured passes choose theirs.
+MOST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.5}
 
 
 @dataclass(frozen=True)

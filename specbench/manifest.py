@@ -93,8 +93,29 @@ def resumed(
         *before.get("resumed", []),
         {"at": manifest["start"], **{name: manifest[name] for name in kept}},
     ]
-    first: dict[str, Any] = {name: before[name] for name in ("start", *kept) if name in before}
+    earlier = ("start", *kept, "graphs", "attention")
+    first: dict[str, Any] = {name: before[name] for name in earlier if name in before}
     return {**manifest, **first, "resumed": starts}
+
+
+def captured(
+    manifest: dict[str, Any], graphs: list[dict[str, Any]], attention: dict[str, dict[str, list[int]]]
+) -> dict[str, Any]:
+    """What a manifest says of `graphs` (`models.passes.facts`) and `attention` (`models.attention_choice`), with what
+    this start has made and used."""
+    by_model = {fact["model"]: fact for fact in graphs}
+    for fact in manifest.get("graphs", []):
+        now = by_model.setdefault(fact["model"], fact)
+        now["shapes"] = sorted(
+            {*now["shapes"], *fact["shapes"]}, key=lambda s: [int(n) for n in s.split("x")]
+        )
+    said: dict[str, dict[str, list[int]]] = {}
+    for earlier in (manifest.get("attention", {}), attention):
+        for kind, by_name in earlier.items():
+            for name, slots in by_name.items():
+                known = said.setdefault(kind, {}).get(name, [])
+                said[kind][name] = sorted({*known, *slots})
+    return {"graphs": [by_model[model] for model in sorted(by_model)], "attention": said}
 
 
 def _draft_costs(manifest: dict[str, Any]) -> list[dict[str, Any]]:

@@ -125,7 +125,9 @@ class Session:
 
     def run(self) -> int:
         """Measure, print and report; the exit code."""
-        from specbench.manifest import describe, now, resumed
+        from specbench.manifest import captured, describe, now, resumed
+        from specbench.models.attention_choice import choices
+        from specbench.models.passes import facts
 
         tasks = self._tasks()
         specs = self._specs()
@@ -152,16 +154,9 @@ class Session:
         except KeyboardInterrupt:
             ended = "interrupted"
         finally:
-            manifest |= {"end": now(), "status": ended, **self._captured()}
+            manifest |= {"end": now(), "status": ended, **captured(manifest, facts(), choices.facts())}
             store.write_manifest(manifest)
         return self._finish(read_run(store.path), ended)
-
-    def _captured(self) -> dict[str, Any]:
-        """The fixed passes of each model so far: shapes, or why there are none; and the attention they use."""
-        from specbench.models.attention_choice import choices
-        from specbench.models.passes import facts
-
-        return {"graphs": facts(), "attention": choices.facts()}
 
     # -- before ----------------------------------------------------------------------------------------------
 

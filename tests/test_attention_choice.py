@@ -284,8 +284,8 @@ def test_the_manifest_says_what_was_used(times: Times, tmp_path: Path) -> None:
             made.pick(THREE, query, key[:, :, :slots], value[:, :, :slots], mask[..., :slots])
         made.pick(THREE, query, key, value[..., :8], mask)
     assert made.facts() == {
-        "2x2x4x16 bfloat16": {"8-64": "first", "96": "second", "128": "first"},
-        "2x2x4x16+8 bfloat16": {"128": "first"},
+        "2x2x4x16 bfloat16": {"first": [8, 64, 128], "second": [96]},
+        "2x2x4x16+8 bfloat16": {"first": [128]},
     }
 
 
@@ -293,11 +293,17 @@ def test_a_run_says_it_and_goes_on_although_it_has_grown(
     make_place: Callable[[str], Workplace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = make_place("attention")
-    for used in ({}, {"1x2x4x16 bfloat16": {"64": "cudnn"}}):
+    kind = "1x2x4x16 bfloat16"
+    for used, said in [
+        ({}, {}),
+        ({kind: {"64": "cudnn"}}, {kind: {"cudnn": [64]}}),
+        ({kind: {"128": "cudnn"}}, {kind: {"cudnn": [64, 128]}}),
+        ({}, {kind: {"cudnn": [64, 128]}}),  # a start that had nothing left to do
+    ]:
         monkeypatch.setattr(attention_choice.choices, "_used", used)
         assert place.run("--method", "prompt-lookup").code == 0
-        assert place.manifest()["attention"] == used
-    assert len(place.manifest()["resumed"]) == 1
+        assert place.manifest()["attention"] == said
+    assert len(place.manifest()["resumed"]) == 3
 
 
 # -- in a pass ------------------------------------------------------------------------------------------------
@@ -330,7 +336,7 @@ def test_a_captured_pass_measures_while_it_is_warmed_up(
     assert calls == ["first"] * layers + ["first", "second"] + ["second"] * (2 * layers + layers)
     assert times.measured == [2]
     heads, groups = target.config.num_key_value_heads, 4 // target.config.num_key_value_heads
-    assert made.facts() == {f"1x{heads}x{groups}x{target.config.head_dim} bfloat16": {"64": "second"}}
+    assert made.facts() == {f"1x{heads}x{groups}x{target.config.head_dim} bfloat16": {"second": [64]}}
 
 
 # -- time -----------------------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ from transformers import (
 )
 
 from specbench.measure.memory import module_bytes
-from specbench.models import fused
-from specbench.models.fused import Switch, fuse
+from specbench.models import joined
+from specbench.models.fused import fuse
+from specbench.models.joined import Joined, Switch
 from specbench.models.mtp import MtpNet
 from specbench.models.rope import rotate
 from specbench.models.target import Target
@@ -156,24 +157,55 @@ def test_weights_still_to_come_find_separate_layers() -> None:
     assert [weight.shape for weight in nets[0].values()] == [weight.shape for weight in nets[1].values()]
 
 
-def test_a_layer_asked_out_of_turn_multiplies_itself() -> None:
+def test_layers_may_be_asked_in_any_order_and_alone() -> None:
     made = target(LlamaConfig(**DENSE, attention_bias=True))
     attention = made.model.model.layers[0].self_attn
     x, other = torch.randn(1, 5, 32), torch.randn(1, 5, 32)
-    expected = attention.k_proj(x), attention.v_proj(other)
+    wanted = attention.v_proj(x), attention.q_proj(x), attention.k_proj(other), attention.k_proj(x)
     made.fuse()
-    assert torch.equal(attention.k_proj(x), expected[0])
-    attention.q_proj(x)
-    assert torch.equal(attention.v_proj(other), expected[1]), "not what was left for another input"
+    found = attention.v_proj(x), attention.q_proj(x), attention.k_proj(other), attention.k_proj(x)
+    for one, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, expected)
+    torch.testing.assert_close(attention.k_proj(x), wanted[3], msg="asked twice")
 
 
-def test_what_was_left_is_not_kept() -> None:
+def test_what_was_made_for_others_is_not_kept() -> None:
     attention = target(LlamaConfig(**DENSE)).fuse().model.model.layers[0].self_attn
     x = torch.randn(1, 5, 32)
-    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+    for layer in (attention.k_proj, attention.v_proj, attention.q_proj):
+        assert isinstance(layer, Joined)
         layer(x)
     assert attention.q_proj.group._read is None
-    assert attention.q_proj.group._left == {}
+    assert attention.q_proj.group._made == {}
+
+
+class Stored(nn.Module):
+    """A linear layer whose weights are stored some other way, as packed checkpoints have them."""
+
+    def __init__(self, layer: nn.Linear, weight: torch.Tensor, parameter: bool) -> None:
+        super().__init__()
+        self._multiply = layer.forward
+        if parameter:
+            self.weight = nn.Parameter(weight, requires_grad=False)
+        else:
+            self.register_buffer("qweight", weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x)
+
+
+@pytest.mark.parametrize("parameter", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_however_weights_are_stored_the_rest_is_fused(dtype: torch.dtype, parameter: bool) -> None:
+    made = target(LlamaConfig(**DENSE))
+    before = logits(made)
+    for layer in made.model.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, each in list(part.named_children()):
+                if isinstance(each, nn.Linear):
+                    setattr(part, name, Stored(each, torch.zeros(4, 4).to(dtype), parameter))
+    assert made.fuse().fused == {"norms": 7, "rotations": 3}
+    torch.testing.assert_close(logits(made), before, rtol=1e-4, atol=1e-5)
 
 
 def test_layers_in_other_hands_are_left_alone() -> None:
@@ -202,15 +234,20 @@ def test_a_norm_that_only_looks_like_one_is_left_alone() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2 * self.eps)
 
-    assert fuse(nn.Sequential(OddRMSNorm()), Switch()) == {}
+    model = tiny.llama().model
+    model.model.norm = OddRMSNorm()
+    assert fuse(model, Switch())["norms"] == 4, "of five"
 
 
-def test_nothing_is_joined_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_joined_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Full:
         available = 1000
 
-    monkeypatch.setattr(fused.psutil, "virtual_memory", Full)
+    monkeypatch.setattr(joined.psutil, "virtual_memory", Full)
     assert "products" not in target(LlamaConfig(**DENSE)).fuse().fused
+    assert caplog.messages == ["memory is short: the products of the LlamaForCausalLM are not joined"]
 
 
 def test_a_second_time_changes_nothing() -> None:

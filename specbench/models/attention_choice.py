@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -86,9 +85,13 @@ class AttentionChoices:
         self._used.setdefault(kind, {})[slots] = name
         return name
 
-    def facts(self) -> Choices:
-        """What this process has used, for the manifest, with ranges of slots: "64-512"."""
-        return {kind: _ranges(by_slots) for kind, by_slots in sorted(self._used.items())}
+    def facts(self) -> dict[str, dict[str, list[int]]]:
+        """What this process has used, for the manifest: by shape and name, the numbers of slots read."""
+        said: dict[str, dict[str, list[int]]] = {}
+        for kind, by_slots in sorted(self._used.items()):
+            for slots, name in sorted((int(slots), name) for slots, name in by_slots.items()):
+                said.setdefault(kind, {}).setdefault(name, []).append(slots)
+        return said
 
     def _captures(self, query: torch.Tensor) -> bool:
         return query.is_cuda and (self._choosing or torch.cuda.is_current_stream_capturing())
@@ -108,16 +111,6 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple
     sizes = f"{width}" if value.shape[-1] == width else f"{width}+{value.shape[-1]}"
     dtype = str(query.dtype).removeprefix("torch.")
     return f"{rows}x{heads}x{queries}x{sizes} {dtype}", str(key.shape[2])
-
-
-def _ranges(by_slots: dict[str, str]) -> dict[str, str]:
-    """Neighbours of one choice together."""
-    ordered = sorted((int(slots), name) for slots, name in by_slots.items())
-    ranges = {}
-    for name, group in groupby(ordered, key=lambda pair: pair[1]):
-        slots = [each for each, _ in group]
-        ranges[str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"] = name
-    return ranges
 
 
 def _read(file: Path) -> Choices:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from specbench.measure.machine import cpu_facts
-from specbench.models.fused import Switch
+from specbench.models.joined import Switch
 from specbench.models.kept import DISTURBED, kept, measured
 
 TOKENS = (1, 2, 4, 8, 16, 64)  # measured; between two of them the larger one's choice holds

@@ -31,7 +31,8 @@ from specbench.models.buckets import buckets, round_up
 from specbench.models.cache import SlotCache
 from specbench.models.device import send
 from specbench.models.fixed_pass import SLOTS, Tensors
-from specbench.models.fused import Switch, fuse
+from specbench.models.fused import fuse
+from specbench.models.joined import Switch
 from specbench.models.kernels import Choices, pack
 from specbench.models.long_rope import LongRope
 from specbench.models.passes import Passes
