@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from specbench.measure.memory import module_bytes
-from specbench.models import joined
+from specbench.models import joined, kernels
+from specbench.models.architecture import architecture, parameters
 from specbench.models.fused import fuse
 from specbench.models.joined import Joined, Switch
 from specbench.models.mtp import MtpNet
@@ -113,6 +114,17 @@ def test_weights_take_no_more_memory_and_keep_their_names() -> None:
     assert module_bytes(made.model) == before
     after = dict(made.model.named_parameters())
     assert all(torch.equal(after[name], weight) for name, weight in names.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "deepseek_v3"])
+def test_what_a_pass_reads_counts_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SMALLEST", 0)
+    made = tiny.build(MODELS[name][0] if name in MODELS else MIXTURES[name]())
+    before = architecture(made), parameters(made.model)
+    assert made.fuse().fused["products"] > 0
+    assert (architecture(made), parameters(made.model)) == before
+    made.pack(tmp_path)
+    assert (architecture(made), parameters(made.model)) == before
 
 
 class Started(TorchDispatchMode):

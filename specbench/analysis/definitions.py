@@ -119,7 +119,7 @@ DEFINITIONS = {
     "batches.",
     "experts": "Of a mixture of experts: how many different ones a verify pass woke, mean over its MoE layers and "
     "over passes; vanilla at batch size 1 wakes only those of one token.",
-    "weights_bytes": "Bytes of the weights of target and drafter.",
+    "weights_bytes": "Bytes of the weights of target and drafter, with the copies packed for a CPU's kernels.",
     "draft_weights_bytes": "Of these the drafter's own.",
     "kv_bytes": "Bytes of the key-value caches of target and drafter.",
     "graph_bytes": "Most bytes that CUDA graphs held at the end of one of the method's trials: those of the target, "

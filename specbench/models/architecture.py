@@ -17,6 +17,7 @@ import torch
 from specbench.analysis.roofline import Architecture
 from specbench.errors import SpecbenchError
 from specbench.models import hub, packed, registry
+from specbench.models.joined import Joined
 from specbench.models.packed import Packed
 from specbench.models.routers import number_of_experts, routers
 
@@ -162,7 +163,12 @@ class Counted:
 
 def _weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torch.Tensor]]:
     """(path of its module, the module, the weight) of every parameter, and of the buffers of packed layers."""
+    again = {
+        id(module.joined) for module in model.modules() if isinstance(module, Joined) and module.place == 0
+    }
     for path, module in model.named_modules():
+        if id(module) in again:  # all the weights of a group, which are there under their own names
+            continue
         held = list(module.buffers(recurse=False))
         in_buffers = any(not each.is_floating_point() and each.dim() > 1 for each in held)
         for weight in (*module.parameters(recurse=False), *(held if in_buffers else ())):

@@ -62,10 +62,15 @@ class Group:
 
 
 class Joined(nn.Linear):
-    """A linear layer that is one of a group."""
+    """A linear layer that is one of a group.
+
+    Attributes:
+        joined: of the first of a group: the layer with all their weights.
+    """
 
     group: Group
     place: int
+    joined: nn.Linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.group.switch.on:
