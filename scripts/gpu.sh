@@ -4,7 +4,7 @@
 # Works from a checkout that is not installed, on Python with torch, transformers, pandas, scipy, matplotlib, typer,
 # rich, psutil and jinja2; optional: torchao, for the quantised runs. Results go to results/reference/<gpu>/, reports to
 # reports/reference/<gpu>/: one of each run, one of all together, table.md (one page) and log.txt. A step that fails or
-# has no time left is said, and the rest goes on; the exit code is 1 if one failed.
+# has no time left is said, and the rest goes on; the exit code is 1 if one failed, 2 if nothing could be begun.
 #
 # Variables: PYTHON; SPECBENCH_GPU_DEVICE (cuda), _DTYPE (bfloat16), _TARGET, _MOE and _SMALL (targets), _TEXT (a target
 # with trained weights; SmolLM2 where its weights are in the Hub's cache), _LIMIT (questions a task), _TOKENS (new
@@ -24,6 +24,9 @@ tokens=${SPECBENCH_GPU_TOKENS:-128}
 batches=${SPECBENCH_GPU_BATCHES:-16,4}
 compile=${SPECBENCH_GPU_COMPILE:-1}
 seconds=${SPECBENCH_GPU_SECONDS:-450}
+command -v "$python" >/dev/null || { echo "PYTHON=$python is no program: name one that has torch" >&2; exit 2; }
+[[ $seconds =~ ^[1-9][0-9]{0,5}$ ]] ||
+  { echo "SPECBENCH_GPU_SECONDS=$seconds is no whole number of seconds from 1 to 999999, such as 450" >&2; exit 2; }
 smollm2=${HF_HOME:-$HOME/.cache/huggingface}/hub/models--HuggingFaceTB--SmolLM2-135M-Instruct
 text=${SPECBENCH_GPU_TEXT:-$([ -d "$smollm2" ] && echo smollm2-135m)}
 

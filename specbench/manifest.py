@@ -40,6 +40,7 @@ def describe(
     tasks: Sequence[Task],
     target: Target | EngineTarget,
     methods: Sequence[Named],
+    notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """The manifest of a run that begins now."""
     here = machine.describe(target.device)
@@ -60,7 +61,7 @@ def describe(
         "versions": machine.versions(),
         "git": machine.git_state(),
         "kernel_choices": target.kernels,
-        "roofline": roofline(target),
+        "roofline": roofline(target, notify),
         "start": now(),
         "end": None,
         "status": "running",
@@ -130,7 +131,7 @@ def _of_weights(part: Any) -> Any:
     return {key: _of_weights(value) for key, value in part.items() if key not in PUBLISHED}
 
 
-def roofline(target: Target | EngineTarget) -> dict[str, Any] | None:
+def roofline(target: Target | EngineTarget, notify: Callable[[str], None]) -> dict[str, Any] | None:
     """What the limits of a run are computed from: the target's architecture, and the speed of the device.
 
     None for an engine's target, whose passes are not ours.
@@ -146,7 +147,7 @@ def roofline(target: Target | EngineTarget) -> dict[str, Any] | None:
     if not isinstance(target, Target):
         return None
     numbers = torch.float8_e4m3fn if in_float8(target.model) else target.dtype
-    speed = device_speed(target.device, numbers, cache_folder())
+    speed = device_speed(target.device, numbers, cache_folder(), notify)
     return {
         "architecture": architecture(target).to_json(),
         "speed": None if speed is None else speed.to_json(),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
+from specbench.analysis.setting import part_filled
 from specbench.config import RunConfig
 from specbench.questions import Question, Task
 from specbench.thresholds import LAPS
@@ -108,6 +109,19 @@ def in_order(methods: Sequence[str], block: Block) -> list[str]:
     """V, M1 … Mn, or the reverse on every other block, so that slow drift cancels; in a pass its one method."""
     chosen = [method for method in methods if block.only in (None, method)]
     return chosen[::-1] if block.reverse else chosen
+
+
+def shortages(blocks: Sequence[Block]) -> list[str]:
+    """A note for each batch size some of whose batches hold fewer prompts."""
+    notes: list[str] = []
+    for size in sorted({block.batch_size for block in blocks} - {1}):
+        of_size = [block for block in blocks if block.batch_size == size]
+        part = [block for block in of_size if len(block.questions) < size]
+        if part:
+            first_turn = any(block.turn == 0 for block in part)
+            message, cure = part_filled(len(part), len(of_size), size, first_turn)
+            notes.append(f"{message}: {cure}")
+    return notes
 
 
 def counts(blocks: Sequence[Block], batches: Mapping[str, bool]) -> dict[str, int]:

@@ -97,14 +97,14 @@ class Session:
     def dry_run(self) -> None:
         """Print what would be measured and about how long it takes; load nothing."""
         from specbench.estimate import estimate
-        from specbench.plan import counts, plan
+        from specbench.plan import counts, plan, shortages
         from specbench.spec import find_method
 
         specs = self._specs()
         tasks = self._tasks()
         batches = {label: getattr(find_method(spec.name), "batches", True) for label, spec in specs}
         blocks = plan(self.config, tasks)
-        self._note_all([note for task in tasks for note in task.notes])
+        self._note_all([*self._opening_notes(tasks), *shortages(blocks)])
         facts: dict[str, Any] = {
             "target": self.config.target,
             "methods": [label for label, _ in specs],
@@ -136,12 +136,10 @@ class Session:
         if earlier is not None:
             self._check_same(earlier)
         store.check_writable()
-        self._note_all(
-            [note for task in tasks for note in task.notes] + (earlier.warnings if earlier else [])
-        )
+        self._note_all([*self._opening_notes(tasks), *(earlier.warnings if earlier else [])])
         target, methods = self._open(specs)
         blocks = self._schedule(tasks, methods)
-        manifest = describe(store.path.name, self.argv, self.config, tasks, target, methods)
+        manifest = describe(store.path.name, self.argv, self.config, tasks, target, methods, self._note)
         manifest["schedule"] = WHOLE_PASSES if blocks[0].only else INTERLEAVED
         manifest |= self._engine_facts()
         if earlier is not None:
@@ -168,6 +166,16 @@ class Session:
         return [
             replace(task, questions=take_round_robin(task.questions, len(task.questions))) for task in tasks
         ]
+
+    def _opening_notes(self, tasks: Sequence[Task]) -> list[str]:
+        """What is to be known of the tasks and the options before anything is loaded."""
+        from specbench.measure.cpu import usable_cpus
+
+        notes = [note for task in tasks for note in task.notes]
+        threads, cores = self.config.threads, len(usable_cpus())
+        if threads is not None and threads > cores:
+            notes.append(f"--threads {threads} on {cores} usable cores: they will wait for each other")
+        return notes
 
     def _store(self) -> RunStore:
         if self.name and (Path(self.name).name != self.name or self.name == ".."):

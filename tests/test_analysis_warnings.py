@@ -219,6 +219,43 @@ def test_noise_is_no_drift(seed: int) -> None:
     assert "order-drift" not in warnings_of(trials(run))
 
 
+def batches(*members: int, turn: int = 0, size: int = 4) -> list[Trial]:
+    """Two methods on batches of so many prompts each, planned for `size`."""
+    return [
+        t
+        for number, count in enumerate(members)
+        for q in range(count)
+        for t in block(
+            f"q{number}.{q}",
+            number,
+            {"vanilla": {}, "fast": {}},
+            batch=f"b{number}",
+            batch_size=size,
+            turn=turn,
+        )
+    ]
+
+
+def test_warns_of_batches_that_held_fewer_prompts() -> None:
+    found = warnings_of(batches(4, 1))["part-filled"]
+    assert found["message"] == "1 of the 2 batches of size 4 held fewer prompts"
+    assert found["cure"].startswith("--limit a multiple of 4")
+    assert warnings_of(batches(1, size=2))["part-filled"]["message"].startswith(
+        "1 of the 1 batches of size 2"
+    )
+    assert "turns" in warnings_of(batches(4) + batches(2, turn=1))["part-filled"]["cure"]
+    assert "part-filled" not in warnings_of(batches(4, 4))
+    assert "part-filled" not in warnings_of(batches(1, 1, size=1))
+
+
+def test_a_batch_that_lost_a_row_held_all() -> None:
+    lost = batches(4, 4)
+    lost[2].error = lost[3].error = "out of memory"  # of every method
+    found = warnings_of(lost)
+    assert "failed" in found
+    assert "part-filled" not in found
+
+
 def test_warns_of_prompts_that_begin_alike() -> None:
     lengths = {
         "rag": {"shared_chars": 900, "prompt_chars": 1200},
@@ -268,6 +305,12 @@ def test_warns_of_runs_that_do_not_belong_side_by_side() -> None:
         ("template", "new"),
     ]
     assert codes(first, manifest("large", chat_template="u", target={"name": "large"})) == []
+    int8 = {"name": "tiny@int8", "ref": "tiny", "dtype": "float32", "quantization": "int8", "bytes": 53_000}
+    plain = int8 | {"name": "tiny", "quantization": None, "bytes": 105 << 20}
+    runs = [FakeRun(blocks(6, {"vanilla": {}}), manifest(f"a {t['name']}", target=t)) for t in (int8, plain)]
+    (found,) = [w for w in summarise(runs)["warnings"] if w["code"] == "precision"]
+    assert found["message"].endswith("unquantised, float32, 105 MiB, not int8, float32, 52 KiB")
+    assert "`specbench report 'a tiny@int8' 'a tiny' --format leaderboard`" in found["cure"]
     assert codes(first, {"name": "imported", "target": {"name": "tiny"}}) == []
 
 

@@ -35,6 +35,15 @@ def refused(result: Result, *wanted: str, code: int = 2) -> None:
 # -- bad input -----------------------------------------------------------------------------------------------
 
 
+def test_more_threads_than_cores_are_noted(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbench.measure.cpu.usable_cpus", lambda: {0, 1})
+    note = "note: --threads 3 on 2 usable cores: they will wait for each other"
+    result = place.run("--method", "prompt-lookup", "--threads", 3, "--dry-run", name="threads")
+    assert result.code == 0, result.err
+    assert note in result.err
+    assert "usable cores" not in place.run("--threads", 2, "--dry-run", name="threads").err
+
+
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
@@ -48,6 +57,8 @@ def refused(result: Result, *wanted: str, code: int = 2) -> None:
         (["--method", "prompt-lookup:k"], ["is not key=value"]),
         (["--method", "oracle", "--method", "oracle"], ["oracle is given twice"]),
         (["--method", "draft-model"], ["needs a draft model", "--draft REF"]),
+        (["--method", "draft-model:draft=nosuch"], ["unknown draft 'nosuch'"]),
+        (["--method", "draft-model:draft=random:nosuch"], ["unknown draft 'nosuch'"]),
         (["--method", "./nowhere.py::Mine"], ["nowhere.py does not exist"]),
         (["--method", "hf-generate", "--batch-size", "2"], ["hf-generate runs at batch size 1 only"]),
         (["--task", "chatt"], ["unknown task 'chatt'", "chat"]),

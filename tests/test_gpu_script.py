@@ -96,6 +96,24 @@ def test_what_cannot_be_quantised_here_is_left_out(tmp_path: Path) -> None:
     assert not {*QUANTISED} & {*seen[-1]}, "there is nothing to report of them"
 
 
+@pytest.mark.parametrize(
+    ("variable", "values"),
+    [
+        ("SPECBENCH_GPU_SECONDS", ("abc", "0", "08", "1.5", "-3", "9" * 30)),
+        ("PYTHON", ("/nonexistent", "/dev/null")),
+    ],
+)
+def test_what_cannot_work_is_said_once_at_the_start(
+    tmp_path: Path, variable: str, values: tuple[str, ...]
+) -> None:
+    for value in values:
+        done = gpu(tmp_path, **{variable: value})
+        assert done.returncode == 2, done.stdout
+        (line,) = (done.stdout + done.stderr).splitlines()
+        assert line.startswith(f"{variable}={value} is no ")
+    assert not any(tmp_path.iterdir())
+
+
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     done, seen = stubbed(tmp_path, SPECBENCH_GPU_SECONDS="1", BROKEN="none")
     assert done.returncode == 1
@@ -170,7 +188,15 @@ def test_all_of_it_on_a_cpu_from_a_checkout_that_is_not_installed(tmp_path: Path
     assert all((reports / run / "report.html").is_file() for run in (*ON_A_CPU, "eager-float32+6"))
     assert "it needs a CUDA device, and this is a cpu" in done.stdout
     assert "so the quantised-fp8 run is left out" in done.stdout
-    assert "eagle3" in (reports / "table.md").read_text()
+    table = (reports / "table.md").read_text()
+    columns = (
+        "verify inflation",
+        "share of roofline",
+        "experts woken a pass",
+        "other share",
+        "target's weights",
+    )
+    assert all(wanted in table for wanted in ("eagle3", "measured against predicted", *columns))
     assert "experts a layer" in (reports / "eager-float32+6" / "report.md").read_text()
     manifest = json.loads((results / "dense" / "manifest.json").read_text())
     assert manifest["drafters"]["eagle3:draft=random"]["source"] == "random"

@@ -185,6 +185,7 @@ def test_refs_that_name_nothing(ref, words):
         ({"quantize": "int3"}, "unknown quantisation 'int3'"),
         ({"attn": "flash_attention_2"}, "flash attention takes no tree masks"),
         ({"attn": "magic"}, "unknown attention"),
+        ({"device_map": "foo"}, "unknown --device-map 'foo'"),
     ],
 )
 def test_options_are_refused_before_anything_is_loaded(options, words):
@@ -195,6 +196,25 @@ def test_options_are_refused_before_anything_is_loaded(options, words):
 def test_unknown_devices(name):
     with pytest.raises(SpecbenchError, match=r"device"):
         pick_device(name)
+
+
+def test_a_device_map_that_is_none_names_those_that_are():
+    assert "auto, balanced, balanced_low_0, sequential, none" in refusal("tiny", device_map="foo").hint
+
+
+@pytest.mark.parametrize("name", ["GPU-5a3b", "MIG-5a3b"])
+def test_a_device_by_uuid_is_told_how_to_be_chosen(name):
+    with pytest.raises(SpecbenchError) as caught:
+        pick_device(name)
+    assert caught.value.hint == f"set CUDA_VISIBLE_DEVICES={name} and use --device cuda"
+
+
+@pytest.mark.parametrize("said", ["x", 3, ["gptq"]])
+def test_a_quantization_config_of_another_kind_is_named(folder, said):
+    edit_config(folder, quantization_config=said)
+    error = refusal(folder)
+    assert f"quantization_config in config.json is {said!r}, not an object" in error.message
+    assert "config.json" in error.hint
 
 
 def test_device_map_needs_accelerate(monkeypatch):
@@ -247,7 +267,7 @@ def test_random_weights(alias):
 
 def test_random_identity_says_so(monkeypatch):
     entry = dataclasses.replace(registry.find("smollm2-135m"), config={"model_type": "llama", **TINY})
-    monkeypatch.setattr(registry, "find", lambda alias: entry)
+    monkeypatch.setattr(registry, "find", lambda *_: entry)
     loaded = load("random:smollm2-135m", device="cpu")
     assert loaded.tokenizer is None
     assert loaded.identity.name == "random:smollm2-135m"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from time import monotonic, sleep
@@ -231,13 +232,72 @@ def test_without_a_gpu_the_sampler_does_nothing() -> None:
 
 def test_a_driver_that_hangs_does_not_hold_up_the_run() -> None:
     release = threading.Event()
-    gpu = SimpleNamespace(sample=lambda: release.wait(10) and seen(0.0))
+    gpu = SimpleNamespace(sample=lambda: release.wait(10) and seen(0.0), warn=lambda line: None)
     sampler = Sampler(gpu).start()  # type: ignore[arg-type]
     begin = monotonic()
     assert sampler.window(0.0, 1.0) is None
     assert monotonic() - begin < 1
     release.set()
     sampler.stop()
+
+
+def hangs_at(look: int, lib: FakeNvml) -> tuple[threading.Event, threading.Event]:
+    """Have the temperature call hang from this look on: (it does, let it go on)."""
+    reached, release, looks = threading.Event(), threading.Event(), itertools.count(1)
+
+    def temperature(handle: str, sensor: int) -> int:
+        if next(looks) >= look:
+            reached.set()
+            release.wait(30)
+        return 45
+
+    lib.nvmlDeviceGetTemperature = temperature  # type: ignore[method-assign]
+    return reached, release
+
+
+def test_a_driver_that_hangs_midway_leaves_nothing_and_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "HANGS_S", 0.02)
+    gpu, warnings = opened(lib := FakeNvml())
+    reached, release = hangs_at(4, lib)
+    with Sampler(gpu, hz=200) as sampler:
+        assert reached.wait(10)
+        sleep(0.05)
+        for _ in range(3):
+            t0 = sampling.perf_counter()
+            assert sampler.window(t0, t0 + 0.001) is None
+        assert warnings == ["NVML stopped answering during the run; what it misses stays empty"]
+    assert len(warnings) == 1
+    release.set()
+
+
+def test_a_hang_that_only_the_end_of_a_run_finds_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "HANGS_S", 0.02)
+    gpu, warnings = opened(lib := FakeNvml())
+    _, release = hangs_at(1, lib)
+    Sampler(gpu).start().stop()
+    release.set()
+    assert len(warnings) == 1
+    assert "stopped answering" in warnings[0]
+
+
+def test_a_refused_list_of_processes_is_none_and_one_warning() -> None:
+    lib = FakeNvml(("nvmlDeviceGetComputeRunningProcesses",))
+    gpu, warnings = opened(lib)
+    assert gpu is not None
+    assert [gpu.process_bytes(), gpu.process_bytes()] == [None, None]
+    assert gpu.used_bytes() == 9_000
+    assert len(warnings) == 1
+    assert "memory by process (DeviceGetComputeRunningProcesses Not Supported)" in warnings[0]
+
+
+def test_a_list_of_processes_refused_midway_is_warned_of_once() -> None:
+    lib = FakeNvml()
+    gpu, warnings = opened(lib)
+    assert gpu is not None
+    lib.lacking = {"nvmlDeviceGetComputeRunningProcesses"}
+    assert [gpu.process_bytes() for _ in range(5)] == [None] * 5
+    assert len(warnings) == 1
+    assert "memory by process" in warnings[0]
 
 
 def test_a_container_that_hides_or_renumbers_processes_leaves_null() -> None:

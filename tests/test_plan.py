@@ -12,7 +12,7 @@ from specbench.config import EMBEDDED_BATCH_METHODS, EMBEDDED_METHODS, RunConfig
 from specbench.errors import SpecbenchError
 from specbench.estimate import estimate
 from specbench.measure import bandwidth
-from specbench.plan import Block, in_order, plan
+from specbench.plan import Block, in_order, plan, shortages
 from specbench.questions import Question, Task
 from specbench.session import effective_config
 
@@ -42,6 +42,14 @@ def test_tasks_take_turns_and_conversations_stay_together() -> None:
 def test_batches_hold_the_questions_that_have_the_turn() -> None:
     blocks = plan(config(batch_sizes=(2,)), [task("a", [1, 3, 2])])
     assert shown(blocks) == [("a0+a1", 0), ("a1", 1), ("a1", 2), ("a2", 0), ("a2", 1)]
+
+
+def test_batches_that_hold_fewer_prompts_are_told_of() -> None:
+    (note,) = shortages(plan(config(batch_sizes=(1, 4)), [task("a", [1] * 5)]))
+    assert note.startswith("1 of the 2 batches of size 4 held fewer prompts: --limit a multiple of 4")
+    (note,) = shortages(plan(config(batch_sizes=(2,)), [task("a", [1, 3])]))
+    assert note.startswith("2 of the 3 batches of size 2 held fewer prompts: conversations end")
+    assert shortages(plan(config(batch_sizes=(1, 4)), [task("a", [1] * 8), task("b", [2] * 4)])) == []
 
 
 def test_batch_sizes_and_repeats() -> None:

@@ -6,6 +6,7 @@ Those of a method, and what all of them are made with; those of a run or between
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,9 +48,10 @@ def warning(code: str, message: str, cure: str, run: str, method: str | None = N
 def method_warnings(overall: Overall, manifest: dict[str, Any]) -> list[Caution]:
     """Warnings of one method at one setting."""
     row = overall.row
-    timed = (_failed, _above_tau, _below_floor, _wide, _outliers, _vanilla_again)
+    timed = (_failed, _above_tau, _wide, _outliers, _vanilla_again)
     checks = (*timed, _differs, _queue, _short_block, _short)
     found = [w for check in checks for w in check(overall)]
+    found += _below_floor(overall, manifest)
     if temperature(manifest) == 0:
         found += _token_totals(overall, "imported" in manifest)
     found += _below_published(overall, manifest)
@@ -68,6 +70,19 @@ def few_prompts(rows: Sequence[dict[str, Any]], run: str) -> list[Caution]:
     if any(map(in_words, few)):
         cure += "; what is in flight together, a batch or a block of requests, counts as one question"
     return [warning("few-prompts", message, cure, run)]
+
+
+def measure_again(manifest: Mapping[str, Any]) -> str:
+    """The command that measures anew the speed that a run's floors rest on: of its dtype and number of threads."""
+    config, speed = manifest.get("config") or {}, (manifest.get("roofline") or {}).get("speed") or {}
+    dtype = str(speed.get("dtype"))
+    words = ["--target", config.get("target") or "TARGET", "--tau", "2", "--again"]
+    words += ["--dtype", "fp8" if dtype.startswith("float8") else dtype]
+    if speed.get("threads"):
+        words += ["--device", "cpu", "--threads", str(speed["threads"])]
+    elif config.get("device", "auto") != "auto":
+        words += ["--device", config["device"]]
+    return f"specbench roofline {shlex.join(words)}"
 
 
 def setting(row: Mapping[Any, Any]) -> str:
@@ -99,7 +114,7 @@ def _above_tau(overall: Overall) -> Iterable[Caution]:
         yield warning("speedup-above-tau", message, cure, row["run"], row["method"])
 
 
-def _below_floor(overall: Overall) -> Iterable[Caution]:
+def _below_floor(overall: Overall, manifest: Mapping[str, Any]) -> Iterable[Caution]:
     row = overall.row
     share = row["roofline_share"]
     if share is not None and share > BELOW_FLOOR:
@@ -107,7 +122,7 @@ def _below_floor(overall: Overall) -> Iterable[Caution]:
             f"{row['method']}: its passes took {1 / share:.0%} of their floor, the least that they can take"
         )
         cure = (
-            "the device was busy when its speed was measured (`specbench roofline --again` on a quiet one, and "
+            f"the device was busy when its speed was measured (`{measure_again(manifest)}` on a quiet one, and "
             "run again), or the target is so small that the processor's caches hold it"
         )
         yield warning("below-floor", message, cure, row["run"], row["method"])

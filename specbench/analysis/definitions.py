@@ -89,8 +89,9 @@ DEFINITIONS = {
     "free_draft_limit": "Tokens per pass over vanilla's (τ at batch size 1) / verify inflation: the decode speedup "
     "if drafting cost nothing.",
     "roofline_limit": "Tokens per pass over vanilla's (τ at batch size 1) · floor of vanilla's pass / floor "
-    "of the method's pass: the decode speedup that the "
-    "device's memory bandwidth and matmul rate allow if drafting costs nothing.",
+    "of the method's pass: the decode speedup that the device's memory bandwidth and matmul rate allow if drafting "
+    "costs nothing and the passes of both take their floors. Where vanilla's are further from theirs, a measured "
+    "speedup can exceed it.",
     "tokens_per_s": "Σ output tokens / Σ seconds, end to end, each batch's seconds once: of the whole server, where "
     "several requests are in flight; at a request rate it is bounded by that rate. Not comparable across machines.",
     "requests_per_s": "Requests answered / Σ seconds, end to end, each batch's seconds once; it differs from a "
@@ -128,8 +129,9 @@ DEFINITIONS = {
     "peak_bytes": "Most bytes held while generating alone with the target: weights plus what the generation added.",
     "memory_overhead_bytes": "Peak bytes - vanilla's peak bytes.",
     "joules_per_token": "Σ joules of the GPU / Σ output tokens, over the batches whose energy is known.",
-    "roofline_share": "Σ floors of the verify passes (the larger of bytes that must be read / measured bandwidth "
-    "and operations / measured matmul rate; weights once, woken experts, keys and values) / Σ their seconds.",
+    "roofline_share": "Σ floors of the verify passes (the larger of bytes that must be read / measured bandwidth, "
+    "of copying or of reading, whichever is faster, and operations / measured matmul rate; weights once, woken "
+    "experts, keys and values) / Σ their seconds.",
     "lossless": "Whether the method promises the target's own output (greedy) or distribution (sampling).",
     "identical": "Greedy outputs identical to vanilla's, of those compared.",
     "compared": "Greedy outputs compared with vanilla's, by token ids where there are some, else by text.",

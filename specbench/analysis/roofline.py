@@ -117,7 +117,8 @@ class Architecture:
         return 2 * query * (weights + self.attended * seen)
 
     def _seen(self, window: int | None, context: Any, query: Any) -> Any:
-        return (np.asarray(context) if window is None else np.minimum(context, window)) + query
+        seen = np.asarray(context, dtype=float)  # integers would overflow in `operations`
+        return (seen if window is None else np.minimum(seen, window)) + query
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,14 @@ def cost(
     operations = float(rows * target.operations(query, context))
     bound = "memory" if read / device.bandwidth >= operations / device.rate else "compute"
     return Cost(read, operations, float(device.floor_s(read, operations)), bound)
+
+
+def most_rows(target: Architecture, device: Device, query: int, context: int) -> int | None:
+    """The largest batch whose keys and values fit beside the weights; None where the memory is not known."""
+    if device.memory_bytes is None:
+        return None
+    room = device.memory_bytes - target.all_bytes
+    return max(0, int(room // target.cache_bytes(query, context)))
 
 
 @dataclass(frozen=True)

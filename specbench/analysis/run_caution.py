@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from specbench.analysis import steadiness
-from specbench.analysis.caution import Caution, listed, setting, warning
+from specbench.analysis.caution import Caution, listed, measure_again, setting, warning
 from specbench.analysis.extract import identity, is_random, machine_line
-from specbench.analysis.setting import AXES
+from specbench.analysis.setting import AXES, part_filled
+from specbench.analysis.sizes import in_bytes
 
 DRIFTED = 0.02  # of vanilla's pace over a run: less is not worth a line
 LEFT = 0.005  # of a drift in a speedup: more is worth another
@@ -36,10 +38,12 @@ def run_warnings(
     return [
         *found,
         *_random_weights(manifest, run),
+        *_disturbed_speed(manifest, run),
         *_excluded(rows, run),
         *_counted_though(rows, run, "contended", "something else used the processor the second time too: close it"),
         *_counted_though(rows, run, "throttled", "let it cool, or lock its clocks below what it can hold"),
         *_drift(rows, run, baseline),
+        *_part_filled(rows, run),
         *_shared_prefix(manifest, run),
         *_no_template(manifest, run),
     ]  # fmt: skip
@@ -63,6 +67,14 @@ def _random_weights(manifest: Manifest, run: str) -> Iterable[Caution]:
         )
         cure = "use oracle:rate=R to set the acceptance, or a target with trained weights"
         yield warning("random-weights", message, cure, run)
+
+
+def _disturbed_speed(manifest: Manifest, run: str) -> Iterable[Caution]:
+    speed = (manifest.get("roofline") or {}).get("speed") or {}
+    if speed.get("disturbed"):
+        message = "the device was busy when its speed was measured: floors of passes and shares of them are too high"
+        cure = f"`{measure_again(manifest)}` on a quiet machine, and run again; times and speedups are not affected"
+        yield warning("disturbed-speed", message, cure, run)
 
 
 def _excluded(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
@@ -107,6 +119,16 @@ def _drift(rows: pd.DataFrame, run: str, baseline: str) -> Iterable[Caution]:
                 "in the speedups; for steady tokens/s lock the clocks or raise --warmup"
             )
         yield warning("order-drift", message, cure, run)
+
+
+def _part_filled(rows: pd.DataFrame, run: str) -> Iterable[Caution]:
+    """Batches planned with too few prompts. A prompt that failed has its row, and is none that was missing."""
+    for size in sorted({*rows["batch_size"].tolist()} - {1}):
+        held = rows[rows["batch_size"] == size].groupby(["turn", "pair"])["question"].nunique()
+        part = held[held < size]
+        if len(part):
+            first_turn = 0 in part.index.get_level_values("turn")
+            yield warning("part-filled", *part_filled(len(part), len(held), size, first_turn), run)
 
 
 def _shared_prefix(manifest: Manifest, run: str) -> Iterable[Caution]:
@@ -160,14 +182,17 @@ def _other_precision(run: str, manifest: Manifest, first: str, reference: Manife
     message = (
         f"another target than in {first}: the same weights, {_precision(mine)}, not {_precision(theirs)}"
     )
-    cure = "set τ and bytes side by side, not outputs or tokens/s: each speedup is over its own run's vanilla"
+    cure = (
+        f"`specbench report {shlex.join([first, run])} --format leaderboard` sets speedup, τ and bytes side by side; "
+        "do not compare outputs or tokens/s: each speedup is over its own run's vanilla"
+    )
     yield warning("precision", message, cure, run)
 
 
 def _precision(target: Mapping[str, Any]) -> str:
     size = target.get("bytes")
-    stored = [] if size is None else [f"{size / 2**20:,.0f} MiB"]
-    return ", ".join([target.get("quantization") or "not quantised", str(target.get("dtype")), *stored])
+    stored = [] if size is None else [in_bytes(size)]
+    return ", ".join([target.get("quantization") or "unquantised", str(target.get("dtype")), *stored])
 
 
 def _machine(manifest: Manifest) -> str | None:

@@ -51,6 +51,18 @@ def setting_of(row: Mapping[str, Any]) -> Setting:
     return Setting(row["batch_size"] or 1, row["concurrency"] or 0, row["request_rate"] or 0.0)
 
 
+def part_filled(part: int, batches: int, size: int, first_turn: bool) -> tuple[str, str]:
+    """Message and cure where `part` of the batches of a size held fewer prompts than that.
+
+    Args:
+        first_turn: whether some of them are of the first turn: questions ran out, not conversations.
+    """
+    message = f"{part} of the {batches} batches of size {size} held fewer prompts"
+    if first_turn:
+        return message, f"--limit a multiple of {size}, of tasks with as many questions, for full batches"
+    return message, "conversations end at different turns: tasks with as many turns in each, for full batches"
+
+
 def in_words(row: Mapping[str, Any]) -> list[str]:
     """`batch size 4`, `concurrency 8`, `2.5 requests/s`; nothing of one request at a time."""
     setting, found = setting_of(row), []

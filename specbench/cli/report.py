@@ -104,12 +104,14 @@ def folder_name(names: list[str]) -> str:
     return safe if len(names) == 1 else f"{safe}+{len(names) - 1}"
 
 
-def write(path: Path, content: str | bytes) -> Path:
-    """Write a report, its folder made where it is missing."""
+def write(path: Path, content: str | bytes, option: str = "--output") -> Path:
+    """Write a report, its folder made where it is missing; `option` named the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         why = error.strerror or str(error)
-        raise SpecbenchError(f"cannot write {path}: {why}", "give a writable folder with --output") from error
+        raise SpecbenchError(
+            f"cannot write {path}: {why}", f"give a writable folder with {option}"
+        ) from error
     return path

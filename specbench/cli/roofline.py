@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 AUTO = "auto"
 MEASURED = "measured"
 SCHEMA = 1
+MOST = {
+    "--batch-size": 2**20, "--draft-tokens": 2**17, "--context": 2**27, "--gpus": 4096, "--draft-cost": 10**9,
+    "--threads": 4096,
+}  # fmt: skip
+"""Far beyond what anybody has: up to here all sums are exact enough."""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,14 +39,10 @@ def roofline(
     gpu: Annotated[
         str, typer.Option(metavar="NAME|measured", help="A known GPU's published peak, or this device.")
     ] = MEASURED,
-    gpus: Annotated[int, typer.Option(min=1, help="So many of them, sharing the work ideally.")] = 1,
-    draft_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens drafted a round, all nodes of a tree.")
-    ] = 4,
-    draft_cost: Annotated[
-        float, typer.Option(min=0, help="Seconds of drafting a round over vanilla's pass.")
-    ] = 0.0,
-    context: Annotated[int, typer.Option(min=0, help="Tokens of prompt and text so far.")] = 1024,
+    gpus: Annotated[int, typer.Option(help="So many of them, sharing the work ideally.")] = 1,
+    draft_tokens: Annotated[int, typer.Option(help="Tokens drafted a round, all nodes of a tree.")] = 4,
+    draft_cost: Annotated[float, typer.Option(help="Seconds of drafting a round over vanilla's pass.")] = 0.0,
+    context: Annotated[int, typer.Option(help="Tokens of prompt and text so far.")] = 1024,
     batch_size: Annotated[
         str, typer.Option(metavar="1[,4,16]", help="Rows decoded together.")
     ] = "1,2,4,8,16,32,64,128,256",
@@ -51,6 +53,9 @@ def roofline(
         ),
     ] = AUTO,
     device: Annotated[str, typer.Option(help="With --gpu measured: auto, cpu, cuda, cuda:N.")] = "auto",
+    threads: Annotated[
+        str | None, typer.Option(help="With --gpu measured on a CPU: auto or a number.")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure the device anew.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg|FILE.png", help="Draw it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -58,30 +63,36 @@ def roofline(
     """Print the floor of a pass, the speedup speculation can reach at best, and the batch size where it stops paying.
 
     The floor is the longer of reading what the pass must read (weights once, the experts its tokens choose, keys
-    and values) and of its arithmetic. No implementation is faster; real ones are slower, and drafting costs too.
+    and values) and of its arithmetic. No implementation is faster; real ones are slower, and drafting costs too. The
+    speedup is that of passes which take their floors: where only vanilla's are far from theirs, more is possible.
     """
+    from specbench.analysis.gpus import known_gpu
     from specbench.analysis.roofline import Speculation
     from specbench.cli.report import write
     from specbench.cli.run import numbers
     from specbench.models.architecture import described
 
+    _check_target(target)
+    batches = numbers(batch_size, "--batch-size") or ()
+    for option, least, values in (
+        ("--batch-size", 1, batches), ("--draft-tokens", 1, (draft_tokens,)), ("--context", 0, (context,)),
+        ("--gpus", 1, (gpus,)), ("--draft-cost", 0, (draft_cost,)),
+    ):  # fmt: skip
+        _check_range(option, least, values)
     if not 1 <= tau <= draft_tokens + 1:
         raise SpecbenchError(
             f"--tau {tau:g} is not possible with {draft_tokens} drafted tokens",
             f"a round gains 1 to {draft_tokens + 1} tokens: give another --tau or --draft-tokens",
         )
-    batches = numbers(batch_size, "--batch-size") or ()
-    if min(batches) < 1:
-        raise SpecbenchError(
-            f"--batch-size {batch_size} has a number below 1", "write e.g. --batch-size 1,4,16"
-        )
-    if not math.isfinite(draft_cost):
-        raise SpecbenchError(f"--draft-cost {draft_cost} is no number", "write e.g. --draft-cost 0.1")
     _check_plot(plot)
     kind, computes, model = _stored(described(target), target, dtype)
-    place = _device(gpu, gpus, computes, device, again)
+    if gpu == MEASURED:
+        place = _measured(gpus, computes, device, threads, again)
+    else:
+        _check_published(device, threads, again)
+        place = known_gpu(gpu, computes, gpus)
     how = Speculation(draft_tokens + 1, tau, draft_cost)
-    facts = _facts(target, kind, model, place, how, context, batches)
+    facts = _facts(target, kind, model, place, how, context, batches) | {"gpus": gpus}
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
@@ -91,7 +102,31 @@ def roofline(
 
         save = style.svg if plot.suffix == ".svg" else style.png
         with style.styled():
-            write(plot, save(limit.figure(model, place, how, context)))
+            drawn = limit.figure(f"{Path(target).name}, {kind}", model, place, how, context)
+            write(plot, save(drawn), option="--plot")
+
+
+def _check_target(target: str) -> None:
+    if not target.strip():
+        raise SpecbenchError(
+            "--target is empty", "name an alias (`specbench ls targets`) or a model's folder"
+        )
+
+
+def _check_range(option: str, least: int, values: Sequence[float]) -> None:
+    for value in values:
+        if not least <= value <= MOST[option]:  # NaN is not, either
+            raise SpecbenchError(f"{option} {value} is not possible", f"give {least} to {MOST[option]:,}")
+
+
+def _check_published(device: str, threads: str | None, again: bool) -> None:
+    """Refuse what is said of a measurement where none is made."""
+    given = {"--device": device != AUTO, "--threads": threads is not None, "--again": again}
+    if any(given.values()):
+        named = " and ".join(option for option, there in given.items() if there)
+        raise SpecbenchError(
+            f"{named} would have no effect: --gpu names a published peak", f"leave out --gpu, or {named}"
+        )
 
 
 def _check_plot(plot: Path | None) -> None:
@@ -130,14 +165,12 @@ def _dtype(name: str) -> str:
     return name
 
 
-def _device(gpu: str, count: int, dtype: str, device: str, again: bool) -> Device:
-    from specbench.analysis.gpus import known_gpu
-
-    if gpu != MEASURED:
-        return known_gpu(gpu, dtype, count)
+def _measured(count: int, dtype: str, device: str, threads: str | None, again: bool) -> Device:
+    """This device. What disturbed the measurement is said on standard error, and in the device's name."""
     import torch
 
     from specbench.analysis.roofline import Device
+    from specbench.cli.run import thread_count
     from specbench.measure.speed import device_speed
     from specbench.models.gguf import cache_folder
     from specbench.models.placement import DTYPES, pick_device
@@ -145,12 +178,19 @@ def _device(gpu: str, count: int, dtype: str, device: str, again: bool) -> Devic
     if count > 1:
         raise SpecbenchError("--gpus is for --gpu NAME", "one device is measured; leave --gpus out")
     numbers = {**DTYPES, "fp8": torch.float8_e4m3fn}.get(dtype, torch.bfloat16)
-    speed = device_speed(pick_device(device), numbers, cache_folder(), again)
+    wanted = thread_count(threads)
+    if wanted is not None:
+        _check_range("--threads", 1, (wanted,))
+        torch.set_num_threads(wanted)
+    speed = device_speed(
+        pick_device(device), numbers, cache_folder(), lambda line: print(line, file=sys.stderr), again
+    )
     if speed is None:
         raise SpecbenchError(
             "this device's speed could not be measured", "free some memory, or use --gpu NAME"
         )
-    return replace(Device.measured(speed.to_json()), name=f"{speed.device} (measured in {speed.dtype})")
+    how = f"measured in {speed.dtype}" + (" while it was busy" if speed.disturbed else "")
+    return replace(Device.measured(speed.to_json()), name=f"{speed.device} ({how})")
 
 
 def _facts(
@@ -158,7 +198,7 @@ def _facts(
     batches: tuple[int, ...],
 ) -> dict[str, Any]:  # fmt: skip
     """Everything that is printed, as the JSON document. Bytes, operations, seconds."""
-    from specbench.analysis.roofline import by_batch, pays_at
+    from specbench.analysis.roofline import by_batch, most_rows, pays_at
 
     return {
         "schema": SCHEMA,
@@ -178,6 +218,7 @@ def _facts(
         "tau": how.tau,
         "batches": list(by_batch(model, place, how, batches, context)),
         "pays_at_batch_sizes": pays_at(model, place, how, context),
+        "largest_batch_that_fits": most_rows(model, place, how.query, context),
     }
 
 
@@ -200,11 +241,7 @@ def _print(facts: dict[str, Any]) -> None:
     )
     print(f"method   {facts['draft_tokens']} tokens drafted, τ {facts['tau']:g} (bonus included){draft}; "
           f"context {facts['context']:,}")  # fmt: skip
-    if place["memory_bytes"] and facts["weights_bytes"] > place["memory_bytes"]:
-        needed = -(-facts["weights_bytes"] // place["memory_bytes"])
-        print(
-            f"note     the weights do not fit into {place['memory_bytes'] / 1e9:.0f} GB: see --gpus {needed:.0f}"
-        )
+    _print_memory(facts)
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     experts = ["experts\na layer"] if model["experts"] else []
     heads = [
@@ -223,6 +260,19 @@ def _print(facts: dict[str, Any]) -> None:
         table.add_row(*_cells(entry))
     console.print(table)
     print(f"speculation can pay {_where(facts['pays_at_batch_sizes'])}")
+
+
+def _print_memory(facts: dict[str, Any]) -> None:
+    """Say which batches do not fit, where the memory is known and the limits are of more."""
+    memory, fits = facts["device"]["memory_bytes"], facts["largest_batch_that_fits"]
+    if fits is None or fits >= MOST["--batch-size"]:
+        return
+    if facts["weights_bytes"] > memory:
+        needed = math.ceil(facts["weights_bytes"] * facts["gpus"] / memory)
+        print(f"note     the weights do not fit into {memory / 1e9:.0f} GB: see --gpus {needed}")
+    else:
+        what = f"weights, keys and values do not fit into {memory / 1e9:.0f} GB"
+        print(f"note     from batch size {fits + 1:,} on, {what}")
 
 
 def _where(ranges: Sequence[tuple[int, int | None]]) -> str:

@@ -145,7 +145,7 @@ def run(
         "device": device,
         "device_map": device_map,
         "attn": attn,
-        "threads": _threads(threads),
+        "threads": thread_count(threads),
         "quantize": quantize,
         "graphs": graphs,
         "compile": compile_,
@@ -207,7 +207,8 @@ def _rates(text: str | None) -> tuple[float, ...] | None:
         ) from None
 
 
-def _threads(text: str | None) -> int | None:
+def thread_count(text: str | None) -> int | None:
+    """The number of `--threads`; None: torch's own."""
     if text is None or text == "auto":
         return None
     if not text.isdecimal():

@@ -51,11 +51,11 @@ class Gpu:
         lib: the `pynvml` module, initialised.
         handle: the device. Of a slice, memory is its own; power and energy are the whole GPU's, hence None.
         whole: the whole GPU: the very same object as `handle` unless that is a slice.
-        warn: told once of what is lacking, and once of a failure midway.
+        warn: told once of what is lacking, and once of a failure midway; the sampler tells it of a driver that hangs.
     """
 
     def __init__(self, lib: Any, handle: Any, whole: Any, warn: Warn) -> None:
-        self._lib, self._handle, self._whole, self._warn = lib, handle, whole, warn
+        self._lib, self._handle, self._whole, self.warn = lib, handle, whole, warn
         self.mig = handle is not whole
         self._failures: dict[str, str] = {}
         self._in_a_row: dict[str, int] = {}
@@ -63,6 +63,7 @@ class Gpu:
         new, old = (f"nvmlDeviceGetCurrentClocks{kind}Reasons" for kind in ("Event", "Throttle"))
         self._reasons_call = old if ask(lib, new, whole)[1] else new  # old: drivers before 535
         self.sample()
+        self.process_bytes()
         if self._failures:
             lacking = ", ".join(f"{what} ({why})" for what, why in self._failures.items())
             warn(f"NVML does not give every reading of this GPU; left empty: {lacking}")
@@ -92,8 +93,9 @@ class Gpu:
         return self._read("memory", name, handle=self._handle, take=lambda memory: int(memory.used))
 
     def process_bytes(self) -> int | None:
-        """Memory of this process on the device. None where a container hides or renumbers processes."""
-        return ask(self._lib, "nvmlDeviceGetComputeRunningProcesses", self._handle, take=_mine)[0]
+        """Memory of this process on the device. None, unwarned, where a container hides or renumbers processes."""
+        name = "nvmlDeviceGetComputeRunningProcesses"
+        return self._read("memory by process", name, handle=self._handle, take=_mine)
 
     def facts(self) -> dict[str, Any]:
         """What a manifest says of the device: name, driver, memory, limits. Nothing identifies the unit."""
@@ -138,7 +140,7 @@ class Gpu:
         self._failures[what] = why
         if self._opened and not self._warned:
             self._warned = True
-            self._warn(f"NVML failed during the run ({what}: {why}); what it misses stays empty")
+            self.warn(f"NVML failed during the run ({what}: {why}); what it misses stays empty")
         return None
 
 

@@ -19,9 +19,14 @@ from specbench.thresholds import THROTTLED
 KEPT = 36_000
 """Samples held: an hour at 10 Hz. Windows are asked for right after their trial."""
 
+HANGS_S = 1.0
+"""Seconds beyond two periods without a look after which the driver is taken to hang."""
+
 
 class Sampler:
     """Samples a GPU from `start` to `stop` (or in a `with`). Without a GPU it does nothing; windows are None.
+
+    A driver that hangs leaves windows None, and is warned of once (`Gpu.warn`).
 
     Args:
         gpu: from `open_gpu`; None where there is none.
@@ -34,12 +39,14 @@ class Sampler:
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._changed = threading.Condition()
         self._wanted = False
-        self._stopping = False
+        self._stopping = self._warned = False
+        self._started = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> Sampler:
         if self._gpu is not None and self._thread is None:
             self._stopping = False
+            self._started = perf_counter()
             self._thread = threading.Thread(target=self._work, name="nvml-sampler", daemon=True)
             self._thread.start()
         return self
@@ -51,7 +58,9 @@ class Sampler:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(timeout=1)
+        self._thread.join(timeout=HANGS_S)
+        if self._thread.is_alive():
+            self._warn_of_hang()
         self._thread = None
 
     def __enter__(self) -> Sampler:
@@ -102,11 +111,22 @@ class Sampler:
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
                 return
-            if self._samples and perf_counter() - self._samples[-1].at > 1 + 2 * self._period_s:
+            last = self._samples[-1].at if self._samples else self._started
+            hangs = perf_counter() - last > HANGS_S + 2 * self._period_s
+            if hangs and self._warned:
                 return
             self._wanted = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._samples and self._samples[-1].at >= later_than, timeout=0.25)
+            seen = self._changed.wait_for(
+                lambda: self._samples and self._samples[-1].at >= later_than, timeout=0.25
+            )
+        if hangs and not seen:
+            self._warn_of_hang()
+
+    def _warn_of_hang(self) -> None:
+        if self._gpu is not None and not self._warned:
+            self._warned = True
+            self._gpu.warn("NVML stopped answering during the run; what it misses stays empty")
 
     def _work(self) -> None:
         assert self._gpu is not None

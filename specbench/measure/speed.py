@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specbench.measure.bandwidth import measure_bandwidth, measure_matmul
 from specbench.measure.machine import cpu_facts
-from specbench.models.kept import kept, measured
+from specbench.models.kept import DISTURBED, kept, measured
 
 FOLDER = "speed"  # in the cache
 VERSION = 1  # raise when the way of measuring changes
@@ -19,7 +20,7 @@ VERSION = 1  # raise when the way of measuring changes
 class Speed:
     """`copy_gb_s` counts bytes read and bytes written; `matmul_tflop_s` is of `dtype`, those that were multiplied.
 
-    `device` is its model.
+    `device` is its model; `disturbed`: other processes ran meanwhile, so that it is faster than this.
     """
 
     device: str
@@ -28,18 +29,22 @@ class Speed:
     copy_gb_s: float
     read_gb_s: float
     matmul_tflop_s: float
+    disturbed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> Speed | None:
+def device_speed(
+    device: Any, dtype: Any, folder: Path, notify: Callable[[str], None], again: bool = False
+) -> Speed | None:
     """The speed of a torch device, from `folder` or measured now, in about a second; None if it cannot be measured.
 
     Args:
         dtype: of the matrices, torch's. float8 ones are multiplied as they are or in bfloat16, whichever is faster
             here; integers in bfloat16.
         folder: specbench's cache; a measurement that other processes disturbed is not kept.
+        notify: is told if they did.
         again: measure although it is known (the machine was busy then).
     """
     import torch
@@ -60,10 +65,13 @@ def device_speed(device: Any, dtype: Any, folder: Path, again: bool = False) -> 
         return Speed(name, kind, threads, memory.copy_gb_s, memory.read_gb_s, rate / 1e12).to_json()
 
     try:
-        found, _ = measured(file, measure, threads or 1)
+        found, quiet = measured(file, measure, threads or 1)
     except (RuntimeError, MemoryError):
         return None
-    return Speed(**found)
+    if not quiet:
+        notify(f"measured how fast {name} reads and multiplies")
+        notify(DISTURBED)
+    return replace(Speed(**found), disturbed=not quiet)
 
 
 def _multiplied(dtype: Any) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _load(ref: str, target: Target, method: str, kinds: Sequence[str], share: bo
         return shared.accelerate(target.graphs, target.compiled)
     _expect_model(ref, method, kinds)
     dtype = draft_dtype(quantize, target.dtype)
-    loaded = load(ref, dtype=dtype, device=str(target.device), quantize=quantize)
+    loaded = load(ref, dtype=dtype, device=str(target.device), quantize=quantize, role="draft")
     own = Target(loaded.model, loaded.tokenizer, loaded.identity).fuse().pack(cache_folder())
     return own.accelerate(target.graphs, target.compiled)
 

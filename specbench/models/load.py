@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from specbench.errors import SpecbenchError
@@ -61,6 +61,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     notify: Notify = lambda line: None,
+    role: str = "target",
 ) -> LoadedModel:
     """Load a target or a draft model.
 
@@ -75,6 +76,7 @@ def load(
         revision: branch, tag or commit on the Hub.
         trust_remote_code: run Python code that the checkpoint brings.
         notify: takes progress lines.
+        role: what the model is wanted for, in an error's words.
 
     Raises:
         SpecbenchError: whatever goes wrong, with what to do about it.
@@ -85,9 +87,9 @@ def load(
     number = compute_dtype(quantize, dtype, place)
     with _quiet(), _out_of_memory(ref, place):
         if ref.startswith(registry.RANDOM_PREFIX):
-            loaded = _random(ref, place, number, attn, notify)
+            loaded = _random(ref, place, number, attn, notify, role)
         else:
-            source = resolve(ref, revision=revision, notify=notify)
+            source = resolve(ref, revision=revision, notify=notify, role=role)
             loaded = _checkpoint(ref, source, place, number, device_map, attn, trust_remote_code, quantize)
         return loaded if quantize == NONE else _quantised(loaded, quantize, notify)
 
@@ -138,9 +140,9 @@ def _quantised(loaded: LoadedModel, scheme: str, notify: Notify) -> LoadedModel:
 
 
 def _random(
-    ref: str, device: torch.device, dtype: torch.dtype | None, attn: str, notify: Notify
+    ref: str, device: torch.device, dtype: torch.dtype | None, attn: str, notify: Notify, role: str
 ) -> LoadedModel:
-    entry = registry.find(ref.removeprefix(registry.RANDOM_PREFIX))
+    entry = registry.find(ref.removeprefix(registry.RANDOM_PREFIX), role)
     notify(f"building {ref} with random weights on {device}…")
     model = random_init.build(entry, device=device, dtype=dtype, attn=attn)
     notes = ["random weights, seed 0: only times mean anything, texts and acceptance do not"]
@@ -154,6 +156,8 @@ def _random(
 def _config(source: Source, trust_remote_code: bool) -> Any:
     """The checkpoint's config, if it is a decoder-only language model transformers can build."""
     try:
+        written, _ = PreTrainedConfig.get_config_dict(source.folder)
+        packed.check_field(written, source.name)
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code)
     except UNREADABLE as error:
         raise _unreadable(source, error) from error

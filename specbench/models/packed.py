@@ -100,6 +100,16 @@ def read(config: Mapping[str, Any]) -> Packed | None:
     return Packed(method, bits, _number(facts, "group_size", "q_group_size"))
 
 
+def check_field(config: Mapping[str, Any], name: str) -> None:
+    """Raise SpecbenchError if a config.json speaks of quantisation in a form that transformers cannot read."""
+    facts = config.get("quantization_config")
+    if facts is not None and not isinstance(facts, Mapping):
+        raise SpecbenchError(
+            f"{name}: quantization_config in config.json is {facts!r}, not an object",
+            "leave the field out if the weights are plain; else copy config.json again from where they were made",
+        )
+
+
 def parameters(weights: Mapping[str, Weight], stored: Packed | None) -> int:
     """Parameters of a checkpoint by what its files say of their tensors: packed ones as many as they stand for."""
     return sum(_stands_for(key, weight, stored) for key, weight in weights.items())

@@ -18,12 +18,18 @@ DTYPES = {
     "fp16": torch.float16,
 }
 ATTENTIONS = ("auto", "sdpa", "eager")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "none")  # accelerate's, and none
 
 
 def pick_device(name: str) -> torch.device:
     """The torch device of `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; auto = cuda if there is one, else cpu."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith(("GPU-", "MIG-")):
+        raise SpecbenchError(
+            f"--device {name} is a UUID, and devices are numbered here",
+            f"set CUDA_VISIBLE_DEVICES={name} and use --device cuda",
+        )
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -61,6 +67,8 @@ def check_options(attn: str, device_map: str) -> None:
         )
     if attn not in ATTENTIONS:
         raise SpecbenchError(f"unknown attention {attn!r}", f"use {', '.join(ATTENTIONS)}")
+    if device_map not in DEVICE_MAPS:
+        raise SpecbenchError(f"unknown --device-map {device_map!r}", f"use {', '.join(DEVICE_MAPS)}")
     if device_map != "none" and importlib.util.find_spec("accelerate") is None:
         raise SpecbenchError(
             f"--device-map {device_map} needs accelerate", 'pip install "specbench-llm[device-map]"'

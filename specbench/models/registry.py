@@ -123,14 +123,17 @@ def get(alias: str) -> Entry | None:
     return _entries().get(alias)
 
 
-def find(alias: str) -> Entry:
-    """The entry of an alias. Raises SpecbenchError with the nearest aliases if there is none."""
+def find(alias: str, role: str = "target") -> Entry:
+    """The entry of an alias. Raises SpecbenchError with the nearest aliases if there is none.
+
+    `role`: what the model is wanted for, in the error's words.
+    """
     entry = get(alias)
     if entry is None:
         near = difflib.get_close_matches(alias.lower(), _entries(), n=3, cutoff=0.5)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise SpecbenchError(
-            f"unknown target {alias!r}",
+            f"unknown {role} {alias!r}",
             f"{meant}see `specbench ls targets`; a Hub id is owner/name, a folder ./name, a file name.gguf",
         )
     return entry

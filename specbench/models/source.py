@@ -46,8 +46,12 @@ class Source:
         return not (self.kind == "hub" and self.entry is not None) or self.entry.verified
 
 
-def resolve(ref: str, *, revision: str | None = None, notify: Notify = lambda line: None) -> Source:
+def resolve(
+    ref: str, *, revision: str | None = None, notify: Notify = lambda line: None, role: str = "target"
+) -> Source:
     """Find or fetch what `ref` names (all but `random:`), as a folder that looks whole.
+
+    `role`: what the model is wanted for, in an error's words.
 
     Raises SpecbenchError: unknown, missing, gated, offline, damaged.
     """
@@ -70,7 +74,7 @@ def resolve(ref: str, *, revision: str | None = None, notify: Notify = lambda li
         return _hub(ref, registry.entry_for(ref), ref, revision, notify)
     if "/" in ref or "\\" in ref or ref.startswith((".", "~")):
         raise SpecbenchError(f"no such folder: {ref}", "check the path; a Hub id is owner/name")
-    registry.find(ref)
+    registry.find(ref, role)
     raise AssertionError("find raises for what get does not know")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from specbench.analysis.extract import OURS
 from specbench.analysis.setting import Setting, in_words, setting_of
+from specbench.analysis.sizes import in_bytes
 from specbench.report.base import Row, Summary
 from specbench.thresholds import RANKED_QUESTIONS, RANKED_WIDTH
 
 NONE = "–"
 BASELINE, AGAIN, OVERALL = "vanilla", "vanilla-again", "overall"
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,7 @@ def seconds(value: float | None) -> str:
 
 def size(value: float | None, signed: bool = False) -> str:
     """Bytes: `1.2 GiB`; with a sign where it is a difference."""
-    if value is None:
-        return NONE
-    scaled, unit = float(value), 0
-    while abs(scaled) >= 1024 and unit < len(UNITS) - 1:
-        scaled, unit = scaled / 1024, unit + 1
-    digits = 1 if unit and abs(scaled) < 10 else 0
-    return f"{scaled:{'+' if signed and value else ''}.{digits}f} {UNITS[unit]}"
+    return NONE if value is None else in_bytes(value, signed)
 
 
 def interval(estimate: dict[str, float | None], suffix: str = "") -> str:

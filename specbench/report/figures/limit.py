@@ -16,8 +16,11 @@ SIZES = tuple(2**power for power in range(11))  # of batches
 LONGER = (1, 8, 64)  # times the context
 
 
-def figure(target: Architecture, device: Device, how: Speculation, context: int) -> Figure:
-    """Left: floors over tokens a row, at several batch sizes; right: limits over batch size, at several contexts."""
+def figure(name: str, target: Architecture, device: Device, how: Speculation, context: int) -> Figure:
+    """Left: floors over tokens a row, at several batch sizes; right: limits over batch size, at several contexts.
+
+    `name` says what the target is, and in which numbers.
+    """
     made, (left, right) = new_figure(3.0, columns=2)
     for place, rows in enumerate(ROWS):
         floors = [1e3 * cost(target, device, rows, query, context).seconds for query in QUERIES]
@@ -32,7 +35,7 @@ def figure(target: Architecture, device: Device, how: Speculation, context: int)
     left.set(xscale="log", yscale="log", xlabel="tokens a row", ylabel="floor of a pass, ms")
     right.set(xscale="log", xlabel="batch size", ylabel="speedup at most")
     right.set_title(f"τ {how.tau:g} from {how.query - 1} drafted", loc="left")
-    left.set_title(device.name, loc="left")
+    left.set_title(f"{name}\n{device.name}", loc="left")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     for axes, ticks in ((left, QUERIES), (right, SIZES)):
         axes.set_xticks(ticks[::2], [str(tick) for tick in ticks[::2]])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specbench.analysis.sizes import UNITS
 from specbench.report import words
 from specbench.report.base import Row
 from specbench.report.figures.base import Drawn, Scene, counts
@@ -78,8 +79,8 @@ def memory(scene: Scene) -> Drawn | None:
 
 
 def _unit(largest: float) -> tuple[int, str]:
-    power = max((i for i in range(len(words.UNITS)) if largest >= 1024**i), default=0)
-    return 1024**power, words.UNITS[power]
+    power = max((i for i in range(len(UNITS)) if largest >= 1024**i), default=0)
+    return 1024**power, UNITS[power]
 
 
 def order(scene: Scene) -> Drawn | None:
