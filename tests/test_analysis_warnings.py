@@ -307,9 +307,12 @@ def test_warns_of_runs_that_do_not_belong_side_by_side() -> None:
     assert codes(first, manifest("large", chat_template="u", target={"name": "large"})) == []
     int8 = {"name": "tiny@int8", "ref": "tiny", "dtype": "float32", "quantization": "int8", "bytes": 53_000}
     plain = int8 | {"name": "tiny", "quantization": None, "bytes": 105 << 20}
-    runs = [FakeRun(blocks(6, {"vanilla": {}}), manifest(f"a {t['name']}", target=t)) for t in (int8, plain)]
-    (found,) = [w for w in summarise(runs)["warnings"] if w["code"] == "precision"]
+    packed = int8 | {"name": "tiny@q4_1", "dtype": "q4_1", "quantization": "q4_1", "bytes": 40 << 10}
+    targets = (int8, plain, packed)
+    runs = [FakeRun(blocks(6, {"vanilla": {}}), manifest(f"a {t['name']}", target=t)) for t in targets]
+    found, served = [w for w in summarise(runs)["warnings"] if w["code"] == "precision"]
     assert found["message"].endswith("unquantised, float32, 105 MiB, not int8, float32, 52 KiB")
+    assert served["message"].endswith("the same weights, q4_1, 40 KiB, not int8, float32, 52 KiB")
     assert "`specbench report 'a tiny@int8' 'a tiny' --format leaderboard`" in found["cure"]
     assert codes(first, {"name": "imported", "target": {"name": "tiny"}}) == []
 

@@ -192,7 +192,9 @@ def _other_precision(run: str, manifest: Manifest, first: str, reference: Manife
 def _precision(target: Mapping[str, Any]) -> str:
     size = target.get("bytes")
     stored = [] if size is None else [in_bytes(size)]
-    return ", ".join([target.get("quantization") or "unquantised", str(target.get("dtype")), *stored])
+    # An engine that runs packed weights has no dtype but their own.
+    said = dict.fromkeys([target.get("quantization") or "unquantised", str(target.get("dtype"))])
+    return ", ".join([*said, *stored])
 
 
 def _machine(manifest: Manifest) -> str | None:
